@@ -73,6 +73,8 @@ class CompileReport:
     none was are left out. For `compiled_part`."""
     stored: int | None = None
     """Bytes that the launches of forward store at most, where they were only read and their texts say so."""
+    texts: tuple[tuple[str, ...], ...] = ()
+    """Of each launch, for each variant a digest of what Triton's front end reads; empty where it was not asked."""
 
 
 async def compile_program(
@@ -144,7 +146,14 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     left = {entry[0]: entry[1] for entry in lacking if _is_step(entry)}
     stored = report.get("stored")
     stored = stored if type(stored) is int and 0 <= stored < 1 << 62 else None
-    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored)
+    texts = texts_of(report.get("texts"))
+    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored, texts)
+
+
+def texts_of(found: Json) -> tuple[tuple[str, ...], ...]:
+    """Digests of what Triton's front end read in the variants of some launches, as a child reports them."""
+    rows = [row for row in found if isinstance(row, list)] if isinstance(found, list) else []
+    return tuple(tuple(text if isinstance(text, str) else "" for text in row) for row in rows)
 
 
 def compiled_part(program_text: str, report: CompileReport) -> str:

@@ -146,6 +146,8 @@ class Compiler:
         self._translation = Translation(self.text, begins)
         self.outcomes: dict[str, ahead_of_time.Usage | Refused] = {}
         """What came of each compilation, by what tells it from others."""
+        self._texts: dict[str, str] = {}
+        """What Triton's front end read in each (`front_end.digest`)."""
         self._names: dict[str, str] = {}
         self._read: set[str] = set()
         """What was read and is not refused: launches may have it in common."""
@@ -242,6 +244,7 @@ class Compiler:
         start = ahead_of_time.written()
         try:
             kernel = ahead_of_time.compiled(*self._call(launch, launch.variants[number]))
+            self._texts[key] = ahead_of_time.front_end_text()
             if read:
                 self._read.add(key)
                 return
@@ -287,6 +290,7 @@ class Compiler:
             "lost": self.lost is not None,
             "lacking": lacking[:LAUNCHES_TOLD],
             "too_many": len(lacking) > LAUNCHES_TOLD,
+            "texts": [[self._texts.get(key, "") for key in keys] for keys in self.keys][:LAUNCHES_TOLD],
             "raises": [asdict(each) for each in self._without_allocator()][:1],
         }
 

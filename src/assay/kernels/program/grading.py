@@ -25,6 +25,7 @@ from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.program.on_device import replay_on_device
 from assay.kernels.program.operations import reference_arithmetic
+from assay.kernels.program.own_text import own_text
 from assay.kernels.program.planning import plan
 from assay.kernels.program.published import at_published_size
 from assay.kernels.program.reading import Refusal, read
@@ -117,6 +118,8 @@ class Grading:
                 cpu_s = verdict.cpu_s + refused.cpu_s
                 passed, total = verdict.tests_passed, verdict.tests_total
                 return replace(refused, cpu_s=cpu_s, tests_passed=passed, tests_total=total), None
+        if verdict.ok and compiled is not None:
+            verdict = await self._as_triton_reads(verdict, code, size, whole, compiled)
         if compiled is None:
             return (replace(verdict, compiled=True) if verdict.ok and self._on_gpu else verdict), attempt
         cpu_s = verdict.cpu_s + compiled.cpu_s
@@ -226,6 +229,14 @@ class Grading:
             found = at_published_size(first, found, stored, self.config.policy == "strict", partly)
         verdict = verdict_of(found, {"published": "recorded"} if found.end == "ok" else refused)
         return replace(verdict, cpu_s=verdict.cpu_s + (report.cpu_s if report is not None else 0.0))
+
+    async def _as_triton_reads(
+        self, verdict: Verdict, code: str, size: Size, whole: Attempt, compiled: CompileReport
+    ) -> Verdict:
+        """The verdict once Triton has read the submission's own kernels, and not the grader's of their text."""
+        precision = self.config.precision
+        found = await own_text(self.sandbox, code, size.draw, self._limits(), precision, whole.program, compiled.texts)
+        return verdict if found is None else at_another_size(verdict_of(found, {}), verdict, "right, but")
 
     async def _compile(self, attempt: Attempt, read_only: bool = False) -> CompileReport:
         await self.warmed(TRITON_HARNESS)

@@ -122,12 +122,20 @@ class Measured:
     """Lines in which numbers are compared that GPUs have in either order."""
 
 
-def record_job(code: str, draw: InputSet | Shapes, limits: Limits, precision: str, text_checks: bool = True) -> Job:
-    """The job that examines a text and records its program, for the shapes of a draw or for shapes alone."""
+def record_job(
+    code: str,
+    draw: InputSet | Shapes,
+    limits: Limits,
+    precision: str,
+    text_checks: bool = True,
+    reads: bool = False,
+) -> Job:
+    """The job that examines a text and records its program, for the shapes of a draw or for shapes alone. `reads`: what
+    Triton reads in its kernels is told, too (`program.own_text`)."""
     room = ProgramLimits().json_bytes
     shapes = _shapes_of(draw) if isinstance(draw, InputSet) else draw
     header: dict[str, Json] = {"init_inputs": list(shapes.init_inputs), "inputs": list(shapes.inputs)}
-    header |= {"precision": precision, "program_bytes": room, "text_checks": text_checks}
+    header |= {"precision": precision, "program_bytes": room, "text_checks": text_checks, "reads": reads}
     if isinstance(draw, InputSet) and draw.after:
         header["changed"] = [place for place, *_ in draw.after]
     if isinstance(draw, InputSet) and len(json.dumps(draw.structure)) <= _MOST_STRUCTURE:

@@ -9,13 +9,16 @@ import struct
 import textwrap
 from typing import Any
 
+import numpy as np
 import torch
 from triton._utils import type_canonicalisation_dict
 from triton.compiler.compiler import make_backend
+from triton.language.core import constexpr
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
 
 from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.tensors import hidden
 from assay.kernels.language.vocabulary import names_constexpr, type_named
 
 _SIGNED = frozenset({"i1", "i8", "i16", "i32", "i64"})
@@ -25,25 +28,55 @@ _binders: dict[int, tuple[JITFunction[Any], Any]] = {}
 _GIVE = "so Triton raises at the launch. Give a number of the annotated type"
 
 
-def check_types(function: JITFunction[Any], bound: dict[str, Any]) -> None:
-    """Let Triton say what it would compile the kernel for, as its launcher asks before it compiles.
+def taken(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Parameter -> argument, defaults included, as Triton binds them and its launcher reads them. Triton says what it
+    would compile the kernel for, as it does before it compiles.
 
     Raises:
-        TypeError: an argument for which there is no type in a kernel.
+        TypeError: an argument is missing, unknown, or there twice, or there is no type for it in a kernel.
         OverflowError: a number that the launcher cannot read for its type.
-        NotRecordableError: a pointer that is annotated as one to another type.
+        NotRecordableError: an argument that shows itself otherwise to Triton than to Python.
     """
-    types: list[tuple[Any, Any]] = []
-    binder = _binder(function)
     with torch._C.DisableTorchFunction():  # a tensor is asked for its address, which is no read
         try:
-            types = binder(**bound)[1]
+            bound, types, given = _binder(function)(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(_untaken(function, bound) or str(error)) from error
+            raise TypeError(_untaken(function, args, kwargs) or str(error)) from error
+    known = vars(backend().parse_options({}))
+    if unknown := [name for name in given if name not in known and name not in function.arg_names]:
+        raise TypeError(f"{function.__name__}() has no argument {unknown[0]!r}, nor has a launch such an option")
+    hash(tuple(types))  # by which Triton looks kernels up
     for parameter, (kind, _) in zip(function.params, types, strict=True):
+        value, what = bound[parameter.name], f"the argument {parameter.name} of {function.__name__}()"
         # Where an annotation names the type, nothing but the conversion asks for the value's.
         if parameter.annotation_type:
-            _check_annotated(f"the argument {parameter.name} of {function.__name__}()", kind, bound[parameter.name])
+            _check_annotated(what, kind, value)
+        if isinstance(value, constexpr) and not parameter.is_constexpr:
+            raise NotRecordableError(f"{what} is a tl.constexpr, and the parameter is none: give the number")
+        _check_plain(what, value)
+    return {name: as_c_reads(value) for name, value in bound.items()}
+
+
+def as_c_reads(value: Any) -> Any:
+    """A number or tuple as C code reads it, whatever methods its class has."""
+    if isinstance(value, bool | np.generic):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, tuple):
+        return tuple(map(as_c_reads, tuple.__iter__(value)))
+    return value
+
+
+def _check_plain(what: str, value: Any) -> None:
+    """Raises NotRecordableError for a tensor, or a descriptor, of which Triton would be shown something else."""
+    for part in tuple.__iter__(value) if isinstance(value, tuple) else (value,):
+        if isinstance(part, torch.Tensor) and (name := hidden(part)):
+            raise NotRecordableError(f"{what} is a tensor with a {name:.80} of its own in the place of PyTorch's")
+        if getattr(part, "round_f32_to_tf32", False):
+            raise NotRecordableError(f"{what} is a descriptor that rounds to TF32: leave round_f32_to_tf32 out")
 
 
 def _binder(function: JITFunction[Any]) -> Any:
@@ -51,13 +84,14 @@ def _binder(function: JITFunction[Any]) -> Any:
     without being compiled."""
     held, binder = _binders.get(id(function), (None, None))
     if held is not function:
-        binder = create_function_from_signature(function.signature, function.params, _backend())
+        binder = create_function_from_signature(function.signature, function.params, backend())
         _binders[id(function)] = function, binder
     return binder
 
 
 @functools.cache
-def _backend() -> Any:
+def backend() -> Any:
+    """The compiler of the GPU that is compiled for."""
     return make_backend(driver.active.get_current_target())
 
 
@@ -116,11 +150,16 @@ def check_annotations(function: JITFunction[Any], source: str) -> None:
             )
 
 
-def _untaken(function: JITFunction[Any], bound: dict[str, Any]) -> str:
-    """Which argument has no type in a kernel, and what to do; empty where each has one."""
+def _untaken(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Which argument has no type in a kernel, and what to do; empty where each has one, or none can be bound."""
+    try:
+        named = {name: value for name, value in kwargs.items() if name in function.arg_names}
+        bound = function.signature.bind(*args, **named).arguments
+    except TypeError:
+        return ""
     for parameter in function.params:
         try:
-            if not parameter.is_constexpr:
+            if not parameter.is_constexpr and parameter.name in bound:
                 mangle_type(bound[parameter.name])
         except TypeError as error:
             return (

@@ -5,7 +5,8 @@ The header has `init_inputs` and `inputs` (entries as in `assay.kernels.frames`,
 `changed`, the numbers of the inputs that the reference changes, where those are known,
 `precision`, `text_checks`, and `program_bytes`, the size of the one output: a length (8 bytes, little endian) and the
 program as JSON. A report with `fault` says why there is none, and `examined` what the text shows, which is looked at
-before anything of it runs. All comes through the candidate's hands: `assay.kernels.program.reading` takes the program
+before anything of it runs. With `reads` in the header it also says what Triton reads in the launched kernels (`own`).
+All comes through the candidate's hands: `assay.kernels.program.reading` takes the program
 for what it is, a submission.
 """
 
@@ -28,10 +29,12 @@ from assay.kernels.inside.record import launches, light, streams
 from assay.kernels.inside.record.comparing import compare
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.operators import Operators
+from assay.kernels.inside.record.own_text import OwnTexts
 from assay.kernels.inside.record.places import HOST
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.inside.tensors import WrongOutputError, hidden, is_plain, structure_of, structure_text
+from assay.kernels.program.reading import Refusal, read
 from assay.kernels.text.examined import Examined
 from assay.kernels.text.examining import examine
 from assay.types import Json
@@ -117,9 +120,17 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     if len(text) + 8 > room:
         long = NotRecordableError(f"the program has {len(text)} bytes, and {room - 8} are taken")
         return told | {"fault": submission.fault("forward", long, "unsupported")}
+    if header.get("reads"):
+        told["own"] = _own_texts(text)
     write_outputs([len(text).to_bytes(8, "little") + text], short=True)
     read_inputs()  # there is no other round: this takes note that the last one is over
     return told
+
+
+def _own_texts(text: bytes) -> Json:
+    """What Triton reads in the launched kernels (`own_text`); nothing of what is no program."""
+    program = read(text)
+    return {} if isinstance(program, Refusal) else OwnTexts(launches.recorded()).of(program)
 
 
 def record(source: str, header: Json, tape: Tape) -> Json:

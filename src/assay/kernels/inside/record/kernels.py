@@ -34,7 +34,7 @@ class Kernels:
     def __init__(self, tape: Tape) -> None:
         self.entries: list[dict[str, Json]] = []
         self._numbers: dict[int, int] = {}
-        self._held: list[JITFunction[Any]] = []
+        self.held: list[JITFunction[Any]] = []
         self._globals: list[dict[str, tuple[Any, dict[str, Any]]]] = []
         """Of each, the globals that Triton compiled it with: value and namespace by name."""
         self._bound: list[dict[str, tuple[Any, Any]]] = []
@@ -52,7 +52,7 @@ class Kernels:
             return known
         made.check_text(function, submission.lines(function.fn.__code__.co_filename))
         number = self._numbers[id(function)] = len(self.entries)
-        self._held.append(function)
+        self.held.append(function)
         source = "".join(function.raw_src)
         check_annotations(function, source)
         self._globals.append({})
@@ -83,7 +83,7 @@ class Kernels:
         """Raises NotRecordableError where a launched function, or one that it calls, is not what it was made, or where
         one of its names stands for something else than at its first launch."""
         for at in self._reached(number):
-            made.check(function := self._held[at])
+            made.check(function := self.held[at])
             scope = function.get_capture_scope()
             for name, (value, found) in self._bound[at].items():
                 if made.frozen(scope.get(name)) != found and not self._is_watched(at, name):

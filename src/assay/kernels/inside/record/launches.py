@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 import triton.testing
-from triton.backends.nvidia.compiler import CUDAOptions
+from triton import knobs
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside.record import made
-from assay.kernels.inside.record.argument_types import check_types
+from assay.kernels.inside.record.argument_types import as_c_reads, backend, taken
 from assay.kernels.inside.record.host_state import HostState
 from assay.kernels.inside.record.kernels import Kernels
 from assay.kernels.inside.record.reads import NotRecordableError
@@ -26,9 +26,6 @@ from assay.kernels.inside.record.tape import Tape
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.program.limits import option_fault
 from assay.types import Json
-
-_KNOWN = frozenset(CUDAOptions.__dataclass_fields__)
-"""What a launch may tell Triton's compiler, whether or not a program can carry it."""
 
 _BEST = "best_config"
 _MEASURES = frozenset(
@@ -53,11 +50,12 @@ class Capture:
         """The configuration that tuners find the best, and how many there are of a tuner that was asked for it."""
 
     def launch(self, function: JITFunction[Any], args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
-        """Note one launch, or one configuration of it."""
+        """Note one launch, or one configuration of it, as the head of `JITFunction.run` takes it."""
+        kwargs["debug"] = kwargs.get("debug", function.debug) or knobs.runtime.debug
+        kwargs["instrumentation_mode"] = knobs.compilation.instrumentation_mode
         for hook in function.pre_run_hooks:
             hook(*args, **kwargs)
-        bound = _bound(function, args, kwargs)
-        check_types(function, bound)
+        bound = taken(function, args, kwargs)
         self._check_places(function.__name__, bound)
         variant: Json = {
             "grid": _extents(function.__name__, grid(bound) if callable(grid) else grid),
@@ -175,6 +173,12 @@ def begin(capture: Capture) -> None:
     _capture = capture
 
 
+def recorded() -> Sequence[JITFunction[Any]]:
+    """The kernels that were launched, and their helpers, by number."""
+    assert _capture is not None, "a recording has begun"
+    return _capture.kernels.held
+
+
 def install() -> None:
     """Put the capture into Triton, once per process."""
     driver.set_active(StubDriver())
@@ -249,30 +253,14 @@ def _set_best_config(self: Any, found: Any) -> None:
     vars(self)[_BEST] = found
 
 
-def _bound(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Parameter -> argument, defaults included.
-
-    Raises:
-        TypeError: an argument is missing, unknown, or there twice.
-    """
-    named = {name: value for name, value in kwargs.items() if name in function.arg_names}
-    unknown = [name for name in kwargs if name not in named and name not in _KNOWN]
-    if unknown:
-        raise TypeError(f"{function.__name__}() has no argument {unknown[0]!r}, nor has a launch such an option")
-    bound = function.signature.bind(*args, **named)
-    bound.apply_defaults()
-    return dict(bound.arguments)
-
-
 def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Json]:
-    """What a launch tells the compiler.
+    """What a launch tells the compiler: a keyword is an option to Triton also where it is a parameter's.
 
     Raises:
         NotRecordableError: an option, or a value of one, that a program cannot carry.
     """
-    given = {name: value for name, value in kwargs.items() if name in _KNOWN and name not in function.arg_names}
-    if function.debug:
-        given["debug"] = True
+    chosen, plain = vars(backend().parse_options(dict(kwargs))), vars(backend().parse_options({}))
+    given = {name: value for name, value in chosen.items() if name in kwargs and value != plain.get(name)}
     for name, value in given.items():
         if fault := option_fault(name, value):
             raise NotRecordableError(f"a launch of {function.__name__}(): {fault}")
@@ -280,16 +268,18 @@ def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Js
 
 
 def _extents(name: str, grid: Any) -> list[int]:
-    """The extents of a grid.
+    """The extents of a grid, by the places that Triton asks for.
 
     Raises:
         TypeError, ValueError: no GPU takes it.
     """
-    if isinstance(grid, torch.Tensor) or not hasattr(grid, "__iter__"):
+    if isinstance(grid, torch.Tensor) or not hasattr(grid, "__getitem__"):
         raise TypeError(f"the grid of {name}() must be a tuple of whole numbers, not {type(grid).__name__}")
-    extents = [operator.index(extent) for extent in grid]
-    if not 1 <= len(extents) <= 3:
-        raise ValueError(f"the grid of {name}() has {len(extents)} dimensions; there are 1 to 3")
+    size = len(grid)
+    if not 1 <= size <= 3:
+        raise ValueError(f"the grid of {name}() has {size} dimensions; there are 1 to 3")
+    extents = [as_c_reads(grid[place]) for place in range(size)]
+    extents = [operator.index(extent) for extent in extents]
     if min(extents) < 0:
         raise ValueError(f"the grid of {name}() has a negative extent: {tuple(extents)}")
     return extents

@@ -22,6 +22,8 @@ from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
 from assay.types import Json
 
+_SCRATCH, _ALIGNMENT = 4096, 128
+"""Bytes that an allocator is asked for, and what their address has to divide by."""
 _APART = 1 << 40
 """Bytes between the pretended addresses of two storages: each is aligned, and no sum leads from one to another."""
 
@@ -50,6 +52,8 @@ class Tape:
         """What moves have left behind and nothing has used since: its number -> that of what moved, and the step that
         copies it back, empty as yet."""
         self._literal_bytes = 0
+        self._allocators: dict[Any, bool] = {}
+        """What Triton was told to ask for memory, and whether it gives some."""
 
     @contextmanager
     def phase(self, doing: str = "") -> Iterator[list[Json]]:
@@ -187,8 +191,27 @@ class Tape:
         step |= {"tuning": tuning} if tuning is not None else {}
         # As Triton's launcher asks for it, of whatever made the call.
         allocator = _allocation._allocator.get()
-        step |= {"allocator": True} if callable(allocator) and allocator is not _allocation._NULL_ALLOCATOR else {}
+        step |= {"allocator": True} if allocator is not _allocation._NULL_ALLOCATOR and self._gives(allocator) else {}
         self._add(step)
+
+    def _gives(self, allocator: Any) -> bool:
+        """Whether what Triton asks for memory beside tensors gives some, on the GPU and of its own."""
+        if allocator not in self._allocators:
+            self._allocators[allocator] = self._asked(allocator)
+        return self._allocators[allocator]
+
+    def _asked(self, allocator: Any) -> bool:
+        known, follows, self.follows_streams = len(self._held), self.follows_streams, False
+        try:
+            with self.phase():
+                given = allocator(_SCRATCH, _ALIGNMENT, None)
+        except Exception:  # noqa: BLE001 - it raises on a GPU too, where a launch needs it
+            return False
+        finally:
+            self.follows_streams = follows
+        if not isinstance(given, torch.Tensor) or self.places.is_away(given):
+            return False
+        return self.storage(given) >= known and given.numel() * given.element_size() >= _SCRATCH
 
     def _add(self, step: Json) -> None:
         if len(self.steps) >= self.limits.steps:

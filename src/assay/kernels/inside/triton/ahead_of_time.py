@@ -28,7 +28,7 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.errors import PTXASError
 
-from assay.kernels.inside.triton import machine_code, stores
+from assay.kernels.inside.triton import front_end, machine_code, stores
 
 MAX_THREADS = 1024
 """Of a block."""
@@ -59,6 +59,8 @@ class Driver:
         self._limits = {"max_shared_mem": shared_limit}
         self.reads_only = False
         """Whether kernels are read and not compiled (`read_only`)."""
+        self.text = ""
+        """The last kernel's first stage, as what compares it with others (`front_end`)."""
         self.resources: dict[bytes, tuple[int, int]] = {}
         """Registers and bytes of spills of a cubin."""
         self.faults: dict[bytes, str] = {}
@@ -107,10 +109,17 @@ def read_only() -> None:
 
 def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -> None:
     _ALL_STAGES(self, found, options, language)
+    first = found["ttir"]
+
+    def read(module: Any, metadata: dict[str, Any]) -> Any:
+        module = first(module, metadata)
+        driver.active.text = front_end.digest(str(module))
+        return module
+
+    found["ttir"] = read
     if driver.active.reads_only:
-        first = found["ttir"]
         found.clear()
-        found |= {"ttir": first, "cubin": _as_it_is}
+        found |= {"ttir": read, "cubin": _as_it_is}
 
 
 def _as_it_is(module: Any, metadata: dict[str, Any]) -> bytes:
@@ -144,6 +153,12 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
     kernel = function.run(grid=None, warmup=True, **arguments, **options)
     kernel._init_handles()
     return kernel
+
+
+def front_end_text() -> str:
+    """The digest of what Triton's front end read in the kernel compiled last; empty where it took it as known."""
+    found, driver.active.text = str(driver.active.text), ""
+    return found
 
 
 def usage(kernel: Any) -> Usage:

@@ -1,0 +1,107 @@
+"""What Triton itself reads in the kernels of a submission, where they are launched.
+
+A program is replayed and compiled from the text of its kernels, as the kernel language reads it. Triton goes by the
+objects that the submission's decorators made: their defaults, signatures, globals and helpers may be others than the
+text says. So Triton's front end reads these objects too, for the very launches of the program. What it makes of them has
+to be what it makes of the text (`compile_program`), and its caches must not take one launch for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from triton.compiler.errors import CompilationError
+from triton.runtime.jit import JITFunction
+
+from assay.kernels.inside.triton import front_end, stand_ins
+from assay.kernels.program.form import Launch, Program, Variant
+from assay.types import Json
+
+MOST_CHARACTERS = 2000
+_DEEPEST = 16
+_MERGED = (
+    "Triton's cache takes this launch for the one in line {0}, since their compile-time arguments are equal (1 and "
+    "True, say) or their kernels have one hash: a GPU runs the kernel that was compiled for the other one. Give "
+    "compile-time arguments of one type, and each kernel a name of its own"
+)
+
+
+class OwnTexts:
+    """Digests of what Triton reads, launch by launch, and what it has against it."""
+
+    def __init__(self, kernels: Sequence[JITFunction[Any]]) -> None:
+        """`kernels`: the submission's own, by number."""
+        self._kernels = kernels
+        self._by_key: dict[tuple[int, Any], tuple[str, int]] = {}
+        self._by_hash: dict[str, tuple[str, int]] = {}
+        self._known: dict[str, str] = {}
+
+    def of(self, program: Program) -> dict[str, Json]:
+        """`texts`: for each launch the digest of each variant; or `refused` or `merged`: `kernel`, `line`, `text`."""
+        texts: list[Json] = []
+        for step in program.steps:
+            if not isinstance(step, Launch):
+                continue
+            found = []
+            for variant in step.variants:
+                try:
+                    digest = self._read(step, variant)
+                except Exception as error:  # noqa: BLE001 - whatever a submission makes Triton raise is data
+                    return {"refused": self._told(step, error)}
+                if merged := self._merged(step, variant, digest):
+                    return {"merged": {"kernel": self._name(step), "line": step.line, "text": merged}}
+                found.append(digest)
+            texts.append(found)
+        return {"texts": texts}
+
+    def _function(self, number: int | str) -> JITFunction[Any]:
+        return self._kernels[int(number)]
+
+    def _name(self, launch: Launch) -> str:
+        return str(self._function(launch.kernel).__name__)
+
+    def _launch(self, launch: Launch, variant: Variant) -> front_end.Launch:
+        arguments = {name: stand_ins.argument(value, self._function) for name, value in variant.args}
+        return front_end.Launch(self._function(launch.kernel), arguments, dict(variant.options))
+
+    def _read(self, launch: Launch, variant: Variant) -> str:
+        """The digest of a variant; those that Triton specialises alike are read once."""
+        made = self._launch(launch, variant)
+        place = f"{launch.kernel} {made.key!r}"
+        if place not in self._known:
+            self._known[place] = front_end.digest(made.text())
+        return self._known[place]
+
+    def _merged(self, launch: Launch, variant: Variant, digest: str) -> str:
+        """What Triton runs in place of a launch; empty where it runs that."""
+        made = self._launch(launch, variant)
+        own = digest, launch.line
+        before = self._by_key.setdefault((launch.kernel, made.key), own)
+        before = before if before[0] != digest else self._by_hash.setdefault(made.hash, own)
+        return "" if before[0] == digest else _MERGED.format(before[1])
+
+    def _told(self, launch: Launch, error: Exception) -> Json:
+        line, reason = launch.line, ""
+        found: BaseException | None = error
+        for _ in range(_DEEPEST):
+            if found is None:
+                break
+            if isinstance(found, CompilationError):
+                line, reason = self._line(found) or line, found.error_message or reason
+            else:
+                reason = reason if reason and not str(found) else f"{type(found).__name__}: {found}"
+            found = found.__cause__
+        return {"kernel": self._name(launch), "line": line, "text": reason[:MOST_CHARACTERS]}
+
+    def _line(self, error: CompilationError) -> int:
+        place = getattr(error.node, "lineno", 0)
+        for function in self._kernels:
+            if function.src == error.src:
+                return int(function.starting_line_number + _lines_before_def(function) + place - 1)
+        return 0
+
+
+def _lines_before_def(function: JITFunction[Any]) -> int:
+    """Lines of decorators, which are no part of what Triton reads."""
+    return int("".join(function.raw_src).count("\n") - function.src.count("\n"))

@@ -1,0 +1,83 @@
+"""What Triton's front end reads in a kernel for one launch, as text by which two kernels can be compared.
+
+    Launch(function, arguments, options).text()
+
+It names nothing: functions and values are numbered in the order in which they stand, and places in a file are left out.
+So the text of a kernel is that of another one if, and only if, the compiler cannot tell the two apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from triton._C.libtriton import ir
+from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime.driver import driver
+from triton.runtime.jit import create_function_from_signature
+
+DIGEST_CHARACTERS = 32
+_PLACES = re.compile(r" loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)|^#loc.*$", re.MULTILINE)
+_NAME = re.compile(r"@(?:\"[^\"]+\"|[\w$.]+)|%[\w$.-]+")
+"""Functions and values; `%x:2` has two results, of which `%x#1` is the second."""
+
+
+@functools.cache
+def backend() -> Any:
+    """The compiler of the GPU that is compiled for."""
+    return make_backend(driver.active.get_current_target())
+
+
+class Launch:
+    """A kernel as Triton specialises it for a launch.
+
+    Args:
+        function: A `JITFunction`.
+        arguments: By parameter; tensors may be `stand_ins`.
+        options: Of the launch.
+
+    Raises:
+        Exception: whatever Triton says against them.
+    """
+
+    def __init__(self, function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        binder = create_function_from_signature(function.signature, function.params, backend())
+        bound, specialization, given = binder(**arguments, **options)
+        packed = function._pack_args(backend(), dict(options), bound, specialization, given)
+        self._options, signature, constexprs, attributes = packed
+        self._source = ASTSource(function, signature, constexprs, attributes)
+        self.key = tuple(specialization), str(self._options)
+        """By which Triton looks a kernel up in memory: equal keys are one kernel to it."""
+
+    @property
+    def hash(self) -> str:
+        """By which Triton looks a kernel up on disk."""
+        return f"{self._source.hash()} {self._options}"
+
+    def text(self) -> str:
+        """The kernel's first stage."""
+        compiler = backend()
+        options = compiler.parse_options({**vars(self._options), **self._source.parse_options()})
+        context = ir.context()
+        ir.load_dialects(context)
+        compiler.load_dialects(context)
+        generate, modules = compiler.get_codegen_implementation(options), compiler.get_module_map()
+        module = self._source.make_ir(driver.active.get_current_target(), options, generate, modules, context)
+        stages: dict[str, Any] = {}
+        compiler.add_stages(stages, options, self._source.language)
+        return str(stages["ttir"](module, {}))
+
+
+def digest(text: str) -> str:
+    """What stands for the text of a module, whatever its names."""
+    return hashlib.sha256(plain(text).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def plain(text: str) -> str:
+    """The text of a module without places and names."""
+    numbers: dict[str, str] = {}
+    text = _NAME.sub(lambda found: numbers.setdefault(found[0], f"{found[0][0]}{len(numbers)}"), _PLACES.sub("", text))
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())

@@ -1,0 +1,75 @@
+"""Whether Triton reads in a submission's own kernels what the grader read in their text (`inside.record.own_text`).
+
+    outcome = await own_text(sandbox, code, draw, limits, precision, texts)        None where it does
+
+A submission is recorded once more, and this time Triton's front end reads the kernels that are launched. What it makes
+of them is compared with what it made of the texts that were compiled. The answer comes from the submission's process,
+so it speaks for honest code: what it misreads, what Triton refuses, which launches its caches mix up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from assay.kernels.compile.stage import texts_of
+from assay.kernels.job_reports import line_of
+from assay.kernels.numerics.secret_inputs import InputSet
+from assay.kernels.program.form import Launch, Program
+from assay.kernels.program.jobs import record_job
+from assay.kernels.program.trial import Outcome
+from assay.kernels.verdicts import plain_text
+from assay.sandbox.base import JobResult, Limits, Sandbox
+from assay.types import Json
+
+_UNLIKE = (
+    "Triton reads another kernel in {0} than its text says to the grader: a default, a global, a helper, an "
+    "annotation, an argument of a decorator or the name of a module stands for something else there. Write them out "
+    "where the kernel is defined"
+)
+_NOT_TOLD = "the submission was recorded a second time, and did something else than at first"
+
+
+async def own_text(
+    sandbox: Sandbox,
+    code: str,
+    draw: InputSet,
+    limits: Limits,
+    precision: str,
+    program: Program,
+    texts: Sequence[Sequence[str]],
+) -> Outcome | None:
+    """What is wrong with the kernels as Triton reads them; None for nothing.
+
+    `program`: what was compiled. `texts`: of its launches, as the compiler reports them.
+
+    Raises:
+        SandboxError: no job at all can be run here.
+    """
+    result = await sandbox.run(record_job(code, draw, limits, precision, text_checks=False, reads=True))
+    return _outcome(result, program, texts)
+
+
+def _outcome(result: JobResult, program: Program, texts: Sequence[Sequence[str]]) -> Outcome | None:
+    report = result.report.get("own") if isinstance(result.report, Mapping) else None
+    own: Mapping[str, Json] = report if isinstance(report, Mapping) else {}
+    for name, end in (("refused", "not_triton"), ("merged", "wrong")):
+        if isinstance(said := own.get(name), Mapping):
+            text = plain_text(said.get("text"))[:_CHARACTERS]
+            line, kernel = line_of(said), plain_text(said.get("kernel"))[:_NAME_CHARACTERS]
+            where = f", line {line}" if line else ""
+            return Outcome(end, f"kernel {kernel}{where}: {text}", line, stage="record", cpu_s=result.cpu_s)  # type: ignore[arg-type]
+    if result.end == "infra":
+        return Outcome("infra", f"the sandbox failed: {result.message}", stage="record", cpu_s=result.cpu_s)
+    found = texts_of(own.get("texts"))
+    launches = [step for step in program.steps if isinstance(step, Launch)]
+    if len(found) != len(texts) or [len(row) for row in found] != [len(row) for row in texts]:
+        return Outcome("unsupported", _NOT_TOLD, stage="record", cpu_s=result.cpu_s)
+    for launch, mine, theirs in zip(launches, texts, found, strict=False):
+        if any(one and one != other for one, other in zip(mine, theirs, strict=True)):
+            name = program.kernels[launch.kernel].name
+            said = _UNLIKE.format(f"{name} (launched in line {launch.line})")
+            return Outcome("unsupported", said, launch.line, stage="record", cpu_s=result.cpu_s)
+    return None
+
+
+_CHARACTERS, _NAME_CHARACTERS = 1000, 100

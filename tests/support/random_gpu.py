@@ -1,0 +1,419 @@
+"""A GPU that there could be: Triton's interpreter in which what is inexact has other results, as far as CUDA's documents
+allow them. It knows nothing of error bounds, which are held against what it computes.
+
+    install()
+    with acting(Habits(seed=5)):
+        ...                             # launches are this GPU's
+
+Equal operands give equal results. What changes with the habits: by how much quotients and functions are off and to which
+side, which products are fused with sums (also by way of casts, choices and moves), the order of sums, scans and products
+of matrices, whether operands of TF32 are cut off or rounded, and whether denormal numbers are zeros to functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.error_bounds import builder as switching
+from assay.kernels.inside.triton.libdevice import EXACT, LIBRARY, ULPS
+from support.random_orders import Orders, nearest, numbers, spacing
+
+Side = Literal["up", "down", "ends", "any"]
+_UNROUNDED = "the same without a rounding"
+"""Attribute: what a product is before it is rounded, as float64, NaN where that is not known; and to which type."""
+_WAS = "narrow before"
+"""Attribute of what was cast to a wider type: the narrow one."""
+_LEAST = 2.0**-126
+_POINTWISE = {name: 2 for name in ("exp", "exp2", "sin", "cos", "rsqrt", "erf")} | {"log": 1, "log2": 1, "sqrt": 1}
+"""By how many last bits functions of the language may be off."""
+_ALWAYS_ZERO = ("exp2", "sin", "cos", "sqrt", "rsqrt", "erf")
+"""Those to which denormal numbers are zeros."""
+_ROUNDS_FIRST = np.float32(1.4426950408889634)
+_MOVES = ("broadcast", "expand_dims", "reshape", "trans", "unsplat")
+_BEGINS_WITH_A_SUM = ("log1p", "expm1", "asinh", "acosh", "atanh", "sinh", "erfc")
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a GPU does."""
+
+    seed: int
+    side: Side = "any"
+    fuses: Literal["first", "second", "any", "never"] = "any"
+    unrounded: bool = False
+    """Sums take quotients and functions without their last rounding."""
+    flushes: bool = False
+    """Denormal numbers are zeros where they may be."""
+    cuts: bool = False
+    """Operands of TF32 are cut off."""
+    order: Literal["row", "tree", "any"] = "any"
+
+
+class _Gpu(Orders):
+    def __init__(self, habits: Habits) -> None:
+        super().__init__(habits.seed, habits.order, habits.cuts, _give)
+        self.habits = habits
+
+    def coin(self) -> bool:
+        return bool(self.chance.integers(2))
+
+    def choice(self, name: str, values: Any) -> Any:
+        """Numbers from -1 to 1 that depend on what they are for and on values alone."""
+        bits = np.ascontiguousarray(np.asarray(values, np.float64)).view(np.uint64)
+        mixed = (bits ^ np.uint64(zlib.crc32(f"{name} {self.habits.seed}".encode()))) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+        found = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+        return {"up": np.ones_like(found), "down": -np.ones_like(found), "ends": np.sign(found)}.get(
+            self.habits.side, found
+        )
+
+    def off(self, name: str, exact: Any, ulps: float, dtype: Any) -> Any:
+        """Numbers of a type that are off from exact ones by so many last bits."""
+        near = nearest(exact, dtype)
+        step = spacing(near, dtype)
+        with np.errstate(all="ignore"):
+            found = nearest(exact + self.choice(name, exact) * ulps * step, dtype)
+            back = np.where(np.abs(found - exact) > ulps * step, np.copysign(step, found - exact), 0.0)
+            return np.where(np.isfinite(near), found - back, near)
+
+
+_gpu: _Gpu | None = None
+_class: Any = None
+
+
+@contextlib.contextmanager
+def acting(habits: Habits) -> Iterator[None]:
+    """Launches without error bounds are this GPU's."""
+    global _gpu
+    _gpu = _Gpu(habits)
+    try:
+        yield
+    finally:
+        _gpu = None
+
+
+def gpu() -> _Gpu:
+    """The one that acts."""
+    assert _gpu is not None
+    return _gpu
+
+
+def install() -> None:
+    """Make it, after the interpreter has been installed."""
+    global _class
+    plain = engine.InterpreterBuilder
+    _class = type("RandomGpu", (plain,), _methods(plain))
+    switch = switching.switch
+
+    def switched(bounded: bool) -> None:
+        switch(bounded)
+        if _gpu is not None:
+            assert not bounded
+            engine.interpreter_builder.__class__ = _class
+
+    switching.switch = switched
+    for owner, made in ((engine.ReduceOps, "reduced"), (engine.ScanOps, "scanned")):
+        owner.apply_impl = _ordered(owner.apply_impl, made)
+
+
+def _ordered(apply: Callable[..., Any], made: str) -> Callable[..., Any]:
+    def apply_impl(self: Any, values: Any) -> Any:
+        if _gpu is None or type(engine.interpreter_builder) is not _class:
+            return apply(self, values)
+        unrounded = [unrounded_of(each.handle) for each in values]
+        found = getattr(_gpu, made)(self, values, unrounded)
+        return apply(self, values) if found is None else found
+
+    return apply_impl
+
+
+def unrounded_of(handle: Any) -> Any:
+    """What a product is before it is rounded, where a sum of its type may take it; None for all else."""
+    return _known(handle) if handle.attr.get(_UNROUNDED, (None, ""))[1] == handle.dtype.scalar.name else None
+
+
+def _known(handle: Any) -> Any:
+    return handle.attr.get(_UNROUNDED, (None,))[0]
+
+
+def _give(handle: Any, unrounded: Any, of: Any = None) -> Any:
+    """Note it. `of`: the handle that it was known of, else it is of this one's type."""
+    if unrounded is not None and not np.isnan(unrounded).all():
+        kind = handle.dtype.scalar.name if of is None else of.attr[_UNROUNDED][1]
+        handle.attr[_UNROUNDED] = np.broadcast_to(unrounded, handle.data.shape), kind
+    return handle
+
+
+def _rounded(exact: Any, like: Any) -> Any:
+    """A handle with the nearest numbers of another's type."""
+    return like.with_numbers(exact)
+
+
+class _Result:
+    """Makes handles of a type."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype.scalar
+
+    def with_numbers(self, exact: Any) -> Any:
+        found = nearest(exact, self.dtype)
+        if self.dtype == tl.bfloat16:
+            data = (found.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+            data = np.where(np.isnan(found), np.uint16(0x7FFF), data)
+        else:
+            data = found.astype(engine._get_np_dtype(self.dtype))
+        return engine.TensorHandle(data, self.dtype)
+
+
+def _methods(plain: Any) -> dict[str, Any]:
+    methods = {
+        "create_fmul": _product(plain.create_fmul),
+        "create_fadd": _sum(plain.create_fadd, 1.0),
+        "create_fsub": _sum(plain.create_fsub, -1.0),
+        "create_fdiv": _quotient,
+        "create_select": _choice(plain.create_select),
+        "create_fabs": _kept(plain.create_fabs),
+        "create_bitcast": _recast(plain.create_bitcast),
+        "cast_impl": _recast(plain.cast_impl),
+        "create_join": _joined(plain.create_join),
+        "create_split": _split(plain.create_split),
+        "create_splat": _splat(plain.create_splat),
+        "create_extern_elementwise": _library(plain.create_extern_elementwise),
+        "create_dot": _matrices(plain.create_dot),
+    }
+    methods |= {f"create_{name}": _function(name, getattr(plain, f"create_{name}")) for name in _POINTWISE}
+    methods |= {f"create_{name}": _kept(getattr(plain, f"create_{name}")) for name in ("maxnumf", "minnumf")}
+    return methods | {f"create_{name}": _moved(getattr(plain, f"create_{name}")) for name in _MOVES}
+
+
+def _product(plain: Any) -> Any:
+    def create_fmul(self: Any, lhs: Any, rhs: Any) -> Any:
+        found = plain(self, lhs, rhs)
+        exact = numbers(lhs) * numbers(rhs)
+        for side, factor in ((lhs, numbers(rhs)), (rhs, numbers(lhs))):
+            before = unrounded_of(side)
+            if before is None:
+                continue
+            exact = np.where(~np.isnan(before) & (np.abs(factor) == 1.0), before * factor, exact)
+            twice = ~np.isnan(before) & (np.abs(factor) == 2.0)
+            if twice.any() and gpu().habits.fuses != "never" and gpu().coin():  # it and itself
+                sums = np.sign(factor) * (before + numbers(side))
+                found = _rounded(np.where(twice, sums, numbers(found)), _Result(found.dtype))
+        if (narrow := lhs.attr.get(_WAS)) is not None and narrow == rhs.attr.get(_WAS):
+            found.attr[_WAS] = narrow
+        return _give(found, exact)
+
+    return create_fmul
+
+
+def _sum(plain: Any, sign: float) -> Any:
+    def add(self: Any, lhs: Any, rhs: Any) -> Any:
+        found, habit = plain(self, lhs, rhs), gpu().habits.fuses
+        one, other = unrounded_of(lhs), unrounded_of(rhs)
+        if one is None and other is None:
+            return found
+        sides = [numbers(lhs), numbers(rhs)]
+        if habit != "never" and (habit != "any" or gpu().coin()):
+            first = other is None or (one is not None and (habit == "first" or (habit == "any" and gpu().coin())))
+            fused = one + sign * sides[1] if first else sides[0] + sign * other
+            found = _rounded(np.where(np.isnan(fused), numbers(found), fused), _Result(found.dtype))
+        if other is None and one is not None:  # a sum with nothing
+            _give(found, np.where(sides[1] == 0.0, one, np.nan))
+        elif one is None:
+            _give(found, np.where(sides[0] == 0.0, sign * other, np.nan))
+        return found
+
+    return add
+
+
+def _ending(found: Any, name: str) -> Any:
+    """A result that ends in a product."""
+    if not gpu().habits.unrounded:
+        return found
+    values = numbers(found)
+    return _give(found, values + 0.49 * spacing(values, found.dtype) * gpu().choice(f"{name} ends", values))
+
+
+def _quotient(self: Any, lhs: Any, rhs: Any) -> Any:
+    with np.errstate(all="ignore"):
+        exact = np.asarray(numbers(lhs) / numbers(rhs))
+    settled = ~np.isfinite(exact) | (exact == 0) | (np.abs(np.frexp(numbers(rhs))[0]) == 0.5)
+    if lhs.dtype.scalar == tl.float64:
+        return _rounded(exact, _Result(lhs.dtype))
+    off = np.where(settled, exact, gpu().off("quotient", exact, 2, tl.float32))
+    return _ending(_rounded(off, _Result(lhs.dtype)), "quotient")
+
+
+def _denormal(values: Any) -> Any:
+    return (np.abs(values) < _LEAST) & (values != 0)
+
+
+def _function(name: str, plain: Any) -> Any:
+    exactly: dict[str, Callable[..., Any]] = {"rsqrt": lambda x: 1 / np.sqrt(x), "erf": LIBRARY["__nv_erf"]}
+
+    def compute(self: Any, arg: Any) -> Any:
+        if arg.dtype.scalar != tl.float32:
+            return plain(self, arg)
+        values = arg.data.astype(np.longdouble)
+        if name in _ALWAYS_ZERO or gpu().habits.flushes:
+            values = np.where(_denormal(values), np.copysign(np.longdouble(0), values), values)
+        with np.errstate(all="ignore"):
+            if name == "exp":  # a power of two, whose exponent is rounded
+                exponent = (values.astype(np.float32) * _ROUNDS_FIRST).astype(np.longdouble)
+                exact = np.exp2(exponent)
+            else:
+                exact = np.asarray(exactly.get(name, getattr(np, name, None))(values.astype(_precise(name))))
+        exact = exact.astype(np.float64)
+        found = np.where(_settled(name, exact, values), exact, gpu().off(name, exact, _POINTWISE[name], tl.float32))
+        if gpu().habits.flushes or name in _ALWAYS_ZERO:
+            found = np.where(_denormal(found), np.copysign(0.0, found), found)
+        return _ending(_rounded(found, _Result(arg.dtype)), name)
+
+    return compute
+
+
+def _precise(name: str) -> Any:
+    return np.float64 if name == "erf" else np.longdouble
+
+
+def _settled(name: str, exact: Any, arg: Any) -> Any:
+    """What no GPU has otherwise."""
+    if name == "exp":
+        return arg == 0
+    if name == "exp2":
+        return np.rint(arg) == arg
+    if name == "log2":
+        return np.abs(np.frexp(arg)[0]) == 0.5
+    near_one = np.abs(exact.astype(np.float32)) == 1
+    if name == "cos":
+        return near_one & (np.abs(arg) < 2.0**-11)
+    return near_one if name in ("erf", "tanh") else np.zeros(exact.shape, bool)
+
+
+def _library(plain: Any) -> Any:
+    def create_extern_elementwise(self: Any, lib: str, path: str, symbol: str, args: Any, result: Any, pure: bool) -> Any:
+        name = symbol.removeprefix("__nv_").removesuffix("f")
+        if symbol in EXACT or not result.scalar == tl.float32 or name == "fma":
+            return plain(self, lib, path, symbol, args, result, pure)
+        given = [numbers(arg) if arg.dtype.scalar.is_floating() else arg.data for arg in args]
+        if name in _BEGINS_WITH_A_SUM and gpu().habits.fuses != "never" and gpu().coin():
+            before = [unrounded_of(arg) for arg in args]
+            given = [
+                each if u is None else np.where(np.isnan(u), each, u) for each, u in zip(given, before, strict=True)
+            ]
+        if gpu().habits.flushes:
+            given = [np.where(_denormal(each), np.copysign(0.0, each), each) for each in given]
+        with np.errstate(all="ignore"):
+            exact = np.asarray(LIBRARY[symbol](*given), np.float64)
+        off = gpu().off(name, exact, ULPS.get(symbol, 1), tl.float32)
+        found = np.where(_settled(name, exact, given[0]), exact, off)
+        if gpu().habits.flushes:
+            found = np.where(_denormal(found), np.copysign(0.0, found), found)
+        return _ending(_rounded(found, _Result(result)), name)
+
+    return create_extern_elementwise
+
+
+def _matrices(plain: Any) -> Any:
+    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, *rest: Any) -> Any:
+        if not d.dtype.scalar.is_floating():
+            return plain(self, a, b, d, input_precision, *rest)
+        return _rounded(gpu().product_of_matrices(a, b, d, input_precision), _Result(d.dtype))
+
+    return create_dot
+
+
+def _choice(plain: Any) -> Any:
+    def create_select(self: Any, condition: Any, lhs: Any, rhs: Any) -> Any:
+        found = plain(self, condition, lhs, rhs)
+        sides = [unrounded_of(lhs), unrounded_of(rhs)]
+        if any(side is not None for side in sides):
+            _give(found, np.where(condition.data, *(np.nan if side is None else side for side in sides)))
+        return found
+
+    return create_select
+
+
+def _kept(plain: Any) -> Any:
+    """What leaves some numbers as they are."""
+
+    def operation(self: Any, *args: Any) -> Any:
+        found = plain(self, *args)
+        for arg in args:
+            if (before := unrounded_of(arg)) is not None:
+                _give(found, np.where(numbers(found) == numbers(arg), before, np.nan))
+        return found
+
+    return operation
+
+
+def _recast(plain: Any) -> Any:
+    """A cast that keeps all bits, or makes a product of narrow numbers narrow."""
+
+    def cast(self: Any, src: Any, dtype: Any) -> Any:
+        found, before, kinds = plain(self, src, dtype), _known(src), (src.dtype.scalar, dtype.scalar)
+        if all(kind.is_floating() for kind in kinds) and kinds[0].primitive_bitwidth < kinds[1].primitive_bitwidth:
+            found.attr[_WAS] = kinds[0].name
+        if before is None:
+            return found
+        if kinds[0].is_floating() != kinds[1].is_floating():
+            kept = kinds[0].primitive_bitwidth == kinds[1].primitive_bitwidth
+            return _give(found, before, src) if kept else found
+        if src.attr.get(_WAS) == kinds[1].name:  # operands of a product were as narrow
+            return _give(found, before)
+        return _give(found, np.where(numbers(found) == numbers(src), before, np.nan), src)
+
+    return cast
+
+
+def _moved(plain: Any) -> Any:
+    def move(self: Any, arg: Any, *rest: Any, **named: Any) -> Any:
+        found, before = plain(self, arg, *rest, **named), _known(arg)
+        if before is None:
+            return found
+        moved = plain(self, engine.TensorHandle(np.ascontiguousarray(before), tl.float64), *rest, **named).data
+        return _give(found, moved, arg)
+
+    return move
+
+
+def _splat(plain: Any) -> Any:
+    def create_splat(self: Any, kind: Any, arg: Any) -> Any:
+        found, before = plain(self, kind, arg), _known(arg)
+        return found if before is None else _give(found, np.broadcast_to(before.reshape(()), found.data.shape), arg)
+
+    return create_splat
+
+
+def _joined(plain: Any) -> Any:
+    def create_join(self: Any, lhs: Any, rhs: Any) -> Any:
+        sides: Sequence[Any] = [unrounded_of(lhs), unrounded_of(rhs)]
+        found = plain(self, lhs, rhs)
+        if any(side is not None for side in sides):
+            shape = lhs.data.shape
+            _give(found, np.stack([np.broadcast_to(np.nan if s is None else s, shape) for s in sides], -1))
+        return found
+
+    return create_join
+
+
+def _split(plain: Any) -> Any:
+    def create_split(self: Any, arg: Any) -> Any:
+        parts, before = plain(self, arg), unrounded_of(arg)
+        if before is not None:
+            for place, part in enumerate(parts):
+                _give(part, before[..., place])
+        return parts
+
+    return create_split
+
