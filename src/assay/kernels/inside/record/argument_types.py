@@ -136,6 +136,11 @@ def check_annotations(function: JITFunction[Any], source: str) -> None:
     """
     tree = ast.parse(textwrap.dedent(source)).body[0]
     written = {each.arg: each.annotation for each in tree.args.args} if isinstance(tree, ast.FunctionDef) else {}
+    if list(written) != function.arg_names:
+        raise NotRecordableError(
+            f"the parameters of {function.__name__}() are {', '.join(written)} in its text, and Triton takes them for "
+            f"{', '.join(function.arg_names)}: leave __signature__ alone"
+        )
     for parameter in function.params:
         annotation = written.get(parameter.name)
         named, found = type_named(annotation), parameter.annotation_type

@@ -2,12 +2,13 @@
 
 A program is replayed and compiled from the text of its kernels, as the kernel language reads it. Triton goes by the
 objects that the submission's decorators made: their defaults, signatures, globals and helpers may be others than the
-text says. So Triton's front end reads these objects too, for the very launches of the program. What it makes of them has
-to be what it makes of the text (`compile_program`), and its caches must not take one launch for another.
+text says. So Triton's front end reads these objects too, for the very launches of the program. What it makes of them
+has to be what it makes of the text (`compile_program`), and its caches must not take one launch for another.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from assay.types import Json
 
 MOST_CHARACTERS = 2000
 _DEEPEST = 16
+_REPR = re.compile(r"(\w+)\([\"'](.+)[\"']\)", re.DOTALL)
 _MERGED = (
     "Triton's cache takes this launch for the one in line {0}, since their compile-time arguments are equal (1 and "
     "True, say) or their kernels have one hash: a GPU runs the kernel that was compiled for the other one. Give "
@@ -82,15 +84,16 @@ class OwnTexts:
         return "" if before[0] == digest else _MERGED.format(before[1])
 
     def _told(self, launch: Launch, error: Exception) -> Json:
-        line, reason = launch.line, ""
+        """The innermost line of the submission's, and the innermost reason."""
+        line, reason = launch.line, type(error).__name__
         found: BaseException | None = error
         for _ in range(_DEEPEST):
             if found is None:
                 break
             if isinstance(found, CompilationError):
-                line, reason = self._line(found) or line, found.error_message or reason
+                line, reason = self._line(found) or line, _reason(found) or reason
             else:
-                reason = reason if reason and not str(found) else f"{type(found).__name__}: {found}"
+                reason = f"{type(found).__name__}: {found}"
             found = found.__cause__
         return {"kernel": self._name(launch), "line": line, "text": reason[:MOST_CHARACTERS]}
 
@@ -100,6 +103,13 @@ class OwnTexts:
             if function.src == error.src:
                 return int(function.starting_line_number + _lines_before_def(function) + place - 1)
         return 0
+
+
+def _reason(error: CompilationError) -> str:
+    """What the compiler says, without the text around it: often the repr of another error."""
+    said = error.error_message or " ".join(str(error).split())
+    found = _REPR.fullmatch(said)
+    return f"{found[1]}: {found[2]}" if found else said
 
 
 def _lines_before_def(function: JITFunction[Any]) -> int:
