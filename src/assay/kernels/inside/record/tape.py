@@ -211,7 +211,8 @@ class Tape:
             self.follows_streams = follows
         if not isinstance(given, torch.Tensor) or self.places.is_away(given):
             return False
-        return self.storage(given) >= known and given.numel() * given.element_size() >= _SCRATCH
+        with torch._C.DisableTorchFunction():
+            return self.storage(given) >= known and given.numel() * given.element_size() >= _SCRATCH
 
     def _add(self, step: Json) -> None:
         if len(self.steps) >= self.limits.steps:

@@ -2,8 +2,9 @@
 
     Launch(function, arguments, options).text()
 
-It names nothing: functions and values are numbered in the order in which they stand, and places in a file are left out.
-So the text of a kernel is that of another one if, and only if, the compiler cannot tell the two apart.
+It names nothing: functions and arguments are numbered in the order in which they stand, other values are by Triton, and
+places in files are left out. So the text of a kernel is that of another one if, and only if, the compiler cannot tell
+the two apart.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from triton import knobs
 from triton._C.libtriton import ir
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.driver import driver
 from triton.runtime.jit import create_function_from_signature
 
 DIGEST_CHARACTERS = 32
-_PLACES = re.compile(r" loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)|^#loc.*$", re.MULTILINE)
-_NAME = re.compile(r"@(?:\"[^\"]+\"|[\w$.]+)|%[\w$.-]+")
-"""Functions and values; `%x:2` has two results, of which `%x#1` is the second."""
+_PLACES = re.compile(r" loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)|^#loc.*\n", re.MULTILINE)
+_NAMES = re.compile(r"@(?:\"[^\"]+\"|[\w$.]+)|%[A-Za-z_][\w$.]*")
+"""Of functions, arguments and constants, each of one thing. Numbers of values may stand for several."""
 
 
 @functools.cache
@@ -58,7 +60,8 @@ class Launch:
         return f"{self._source.hash()} {self._options}"
 
     def text(self) -> str:
-        """The kernel's first stage."""
+        """The kernel's first stage, without names and places of the source: lines are no part of it."""
+        knobs.compilation.disable_line_info = True
         compiler = backend()
         options = compiler.parse_options({**vars(self._options), **self._source.parse_options()})
         context = ir.context()
@@ -79,5 +82,5 @@ def digest(text: str) -> str:
 def plain(text: str) -> str:
     """The text of a module without places and names."""
     numbers: dict[str, str] = {}
-    text = _NAME.sub(lambda found: numbers.setdefault(found[0], f"{found[0][0]}{len(numbers)}"), _PLACES.sub("", text))
-    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+    text = _PLACES.sub("", text)
+    return _NAMES.sub(lambda found: numbers.setdefault(found[0], f"{found[0][0]}n{len(numbers)}"), text)
