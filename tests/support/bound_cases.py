@@ -3,7 +3,7 @@ cases (those of `value_cases`) and one of habits (`random_gpu.Habits`), prints w
 
 That is what was raised with bounds, or: `off`, the largest share of a bound that a GPU is off by; `finite`, the share of
 elements that have a bound; `moved`, the share of elements that some GPU has otherwise; `size`, the largest bound as a
-part of the root mean square; and `beyond`, elements of which a GPU has another number than the bound allows.
+part of the root mean square; `least` and `most`, bounds in last bits of float32; and `beyond`, elements of which a GPU has another number than the bound allows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def compared(case: dict[str, Any], gpus: list[dict[str, Any]]) -> Any:
         with random_gpu.acting(random_gpu.Habits(**habits)):
             found, _ = built.run(order=random.Random(habits["seed"]))
         other = found.to(torch.float64).numpy()
-        same = (found.view(BITS[out.itemsize]) == out.view(BITS[out.itemsize])).numpy()
+        same = (found.view(BITS[out.itemsize]) == out.view(BITS[out.itemsize])).numpy() | (
+            np.isnan(other) & np.isnan(values)
+        )
         with np.errstate(all="ignore"):
             apart = np.where(same | np.isinf(allowed), 0.0, np.abs(other - values))
             wrong = ~same & np.isfinite(allowed) & ~((apart <= allowed) & (allowed > 0))
@@ -53,7 +55,10 @@ def compared(case: dict[str, Any], gpus: list[dict[str, Any]]) -> Any:
     finite, inside = np.isfinite(values), np.isfinite(allowed)
     scale = float(np.sqrt(np.mean(values[finite] ** 2))) if finite.any() else 0.0
     size = float(allowed[inside].max(initial=0.0) / (scale or 1.0))
+    steps = allowed / np.spacing(np.abs(values).astype(out.to(torch.float32).numpy().dtype)).astype(np.float64)
     return {
+        "least": float(steps.min()),
+        "most": float(min(steps.max(), MOST)),
         "off": off,
         "finite": float(inside.mean()),
         "moved": float(moved.mean()),

@@ -15,7 +15,12 @@ OFTEN = (
     *("tl.exp(tl.minimum({x}, 2.0))", "tl.exp2(tl.minimum({x}, 2.0))", "tl.log(tl.abs({x}) + 0.3)", "tl.sin({x})"),
     *("tl.log2(tl.abs({x}) + 0.3)", "tl.sqrt(tl.abs({x}) + 0.1)", "tl.rsqrt(tl.abs({x}) + 0.1)", "tl.cos({x})"),
     *("tl.erf({x})", "libdevice.tanh({x})", "libdevice.atan({x})", "libdevice.log1p(tl.abs({x}))", "tl.floor({x})"),
-    *("libdevice.expm1(tl.minimum({x}, 2.0))", "libdevice.cbrt({x})", "libdevice.hypot({x}, {y})", "tl.sqrt_rn(tl.abs({x}))"),
+    *(
+        "libdevice.expm1(tl.minimum({x}, 2.0))",
+        "libdevice.cbrt({x})",
+        "libdevice.hypot({x}, {y})",
+        "tl.sqrt_rn(tl.abs({x}))",
+    ),
     *("libdevice.pow(tl.abs({x}) + 0.2, {c})", "libdevice.atan2({x}, {y})", "libdevice.erfc({x})", "tl.sigmoid({x})"),
     *("tl.where({x} > {y}, {z}, {x})", "tl.where({x} > {y}, {x}, {y})", "tl.where({x} == {y}, {z}, {x} + 1.0)"),
     *("tl.maximum({x}, {y})", "tl.minimum({x}, {y})", "tl.clamp({x}, -1.0, 1.0)", "tl.maximum({x}, 0.0) * {c}"),
@@ -32,7 +37,10 @@ OFTEN = (
 """Of float32, lane by lane."""
 SELDOM = (
     *("{x} - tl.max({x}, 0)", "{x} - tl.sum({x}, 0) / 256.0", "tl.cumsum({x}, 0) * 0.02", "tl.sum({x} * {y}, 0) + {z}"),
-    *("tl.exp({x} - tl.max({x}, 0)) / tl.sum(tl.exp({x} - tl.max({x}, 0)), 0)", "tl.where({x} == tl.max({x}, 0), {y}, {z})"),
+    *(
+        "tl.exp({x} - tl.max({x}, 0)) / tl.sum(tl.exp({x} - tl.max({x}, 0)), 0)",
+        "tl.where({x} == tl.max({x}, 0), {y}, {z})",
+    ),
     *("tl.cumsum({x}, 0, reverse=True) * 0.02", "tl.flip({x}, 0)", "tl.gather({x}, i ^ 5, 0)", "tl.max({x}, 0) - {y}"),
     *("FLAT(tl.broadcast_to(tl.sum(SQUARE({x}), 1)[:, None], (16, 16))) * 0.1", "{y} + tl.min({x}, 0) * {c}"),
     *("FLAT(tl.broadcast_to(tl.max(SQUARE({x}), 0)[None, :], (16, 16))) - {y}", "FLAT(SQUARE({x}).T)"),
@@ -44,7 +52,10 @@ SELDOM = (
     *("FLAT(tl.broadcast_to(tl.sum(SQUARE({x}).to(tl.float16), 1)[:, None], (16, 16))).to(tl.float32) * 0.1",),
     *("tl.reduce({x}, 0, plus) * 0.01 + {y}", "tl.associative_scan({x}, 0, plus) * 0.02"),
     *("tl.associative_scan({x}, 0, plus, reverse=True) * 0.02", "tl.sort({x}, 0)", "tl.sort({x}, 0, descending=True)"),
-    *("tl.argmax({x}, 0).to(tl.float32) * 0.01 + {y}", "tl.sum(({x} * 9.0).to(tl.int32), 0).to(tl.float32) * 0.001 + {y}"),
+    *(
+        "tl.argmax({x}, 0).to(tl.float32) * 0.01 + {y}",
+        "tl.sum(({x} * 9.0).to(tl.int32), 0).to(tl.float32) * 0.001 + {y}",
+    ),
 )
 """Across lanes; SQUARE and FLAT change the shape."""
 LINES = (
@@ -103,3 +114,44 @@ def _unfolded(text: str, word: str, before: str, after: str) -> str:
             end += 1
         text = f"{text[:start]}{before}{text[start + len(word) : end - 1]}{after}{text[end:]}"
     return text
+
+
+GPUS: list[dict[str, Any]] = [
+    {"seed": 1, "side": "up", "fuses": "first", "order": "row", "cuts": True},
+    {"seed": 2, "side": "down", "fuses": "second", "order": "tree", "flushes": True},
+    {"seed": 3, "side": "ends", "fuses": "any", "order": "any", "cuts": True},
+    {"seed": 4, "side": "any", "fuses": "never", "order": "tree"},
+]
+"""Habits of some GPUs."""
+UNROUNDED: list[dict[str, Any]] = [
+    {"seed": 5, "side": "up", "fuses": "first", "unrounded": True},
+    {"seed": 6, "side": "ends", "fuses": "second", "unrounded": True},
+]
+"""Of GPUs whose sums take the last product of a function without its rounding."""
+_POSITIVE = "(tl.abs(a) + 0.3)"
+_TWO = {"log": 1, "log2": 1, "sqrt": 1, **dict.fromkeys(("exp", "exp2", "sin", "cos", "rsqrt", "erf"), 2)}
+_OF_LIBDEVICE = {
+    **dict.fromkeys(("exp", "log", "log2", "log1p", "expm1", "cbrt", "rcbrt", "sqrt"), 1),
+    **dict.fromkeys(
+        ("exp2", "exp10", "sin", "cos", "erf", "tanh", "asin", "acos", "atan", "rsqrt", "cosh", "log10"), 2
+    ),
+    **{"tan": 4, "sinh": 3, "asinh": 3, "acosh": 4, "atanh": 3, "erfc": 4, "tgamma": 5, "normcdf": 5},
+}
+_BELOW_ONE = "tl.clamp(a, -0.9, 0.9)"
+_ARGUMENTS = {
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "tgamma", "rcbrt"), _POSITIVE),
+    **dict.fromkeys(("asin", "acos", "atanh"), _BELOW_ONE),
+    "acosh": "(tl.abs(a) + 1.5)",
+    "tan": "tl.clamp(a, -1.0, 1.0)",
+}
+DOMAINS: dict[str, tuple[str, int]] = {
+    "a quotient": ("a / b", 2),
+    **{f"tl.{name}": (f"tl.{name}({_ARGUMENTS.get(name, 'a')})", ulps) for name, ulps in _TWO.items()},
+    **{f"libdevice.{n}": (f"libdevice.{n}({_ARGUMENTS.get(n, 'a')})", ulps) for n, ulps in _OF_LIBDEVICE.items()},
+    "libdevice.pow": (f"libdevice.pow({_POSITIVE}, b)", 4),
+    "libdevice.atan2": ("libdevice.atan2(a, b)", 3),
+    "libdevice.hypot": ("libdevice.hypot(a, b)", 3),
+    "libdevice.sinpi": ("libdevice.sinpi(a)", 2),
+    "libdevice.cospi": ("libdevice.cospi(a)", 2),
+}
+"""Functions of what is exact, and by how many last bits CUDA documents that they may be off."""

@@ -23,16 +23,16 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import builder as switching
-from assay.kernels.inside.triton.libdevice import EXACT, LIBRARY, ULPS
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS, ULPS
 from support.random_orders import Orders, nearest, numbers, spacing
 
-Side = Literal["up", "down", "ends", "any"]
+Side = Literal["up", "down", "ends", "any", "nearest"]
 _UNROUNDED = "the same without a rounding"
 """Attribute: what a product is before it is rounded, as float64, NaN where that is not known; and to which type."""
 _WAS = "narrow before"
 """Attribute of what was cast to a wider type: the narrow one."""
 _LEAST = 2.0**-126
-_POINTWISE = {name: 2 for name in ("exp", "exp2", "sin", "cos", "rsqrt", "erf")} | {"log": 1, "log2": 1, "sqrt": 1}
+_POINTWISE = dict.fromkeys(("exp", "exp2", "sin", "cos", "rsqrt", "erf"), 2) | {"log": 1, "log2": 1, "sqrt": 1}
 """By how many last bits functions of the language may be off."""
 _ALWAYS_ZERO = ("exp2", "sin", "cos", "sqrt", "rsqrt", "erf")
 """Those to which denormal numbers are zeros."""
@@ -73,9 +73,13 @@ class _Gpu(Orders):
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(32)
         found = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
-        return {"up": np.ones_like(found), "down": -np.ones_like(found), "ends": np.sign(found)}.get(
-            self.habits.side, found
-        )
+        sides = {
+            "up": np.ones_like(found),
+            "down": -np.ones_like(found),
+            "ends": np.sign(found),
+            "nearest": 0.0 * found,
+        }
+        return sides.get(self.habits.side, found)
 
     def off(self, name: str, exact: Any, ulps: float, dtype: Any) -> Any:
         """Numbers of a type that are off from exact ones by so many last bits."""
@@ -131,8 +135,11 @@ def _ordered(apply: Callable[..., Any], made: str) -> Callable[..., Any]:
         if _gpu is None or type(engine.interpreter_builder) is not _class:
             return apply(self, values)
         unrounded = [unrounded_of(each.handle) for each in values]
-        found = getattr(_gpu, made)(self, values, unrounded)
-        return apply(self, values) if found is None else found
+        found = getattr(_gpu, made)(self, values, unrounded) or apply(self, values)
+        source, first = values[0].handle, found[0] if isinstance(found, tuple | list) else found
+        if source.data.size == first.handle.data.size and (before := _known(source)) is not None and made == "reduced":
+            _give(first.handle, before.reshape(first.handle.data.shape), source)  # an axis of one
+        return found
 
     return apply_impl
 
@@ -267,7 +274,9 @@ def _function(name: str, plain: Any) -> Any:
             return plain(self, arg)
         values = arg.data.astype(np.longdouble)
         if kind == tl.float64:
-            exact = np.asarray(exactly.get(name, getattr(np, name, None))(values.astype(_precise(name)))).astype(np.float64)
+            exact = np.asarray(exactly.get(name, getattr(np, name, None))(values.astype(_precise(name)))).astype(
+                np.float64
+            )
             return plain(self, arg) if name == "sqrt" else _rounded(gpu().off(name, exact, 1, kind), _Result(kind))
         if name in _ALWAYS_ZERO or gpu().habits.flushes:
             values = np.where(_denormal(values), np.copysign(np.longdouble(0), values), values)
@@ -279,7 +288,7 @@ def _function(name: str, plain: Any) -> Any:
                 exact = np.asarray(exactly.get(name, getattr(np, name, None))(values.astype(_precise(name))))
         exact = exact.astype(np.float64)
         found = np.where(_settled(name, exact, [values]), exact, gpu().off(name, exact, _POINTWISE[name], tl.float32))
-        if gpu().habits.flushes or name in _ALWAYS_ZERO:
+        if gpu().habits.flushes:
             found = np.where(_denormal(found), np.copysign(0.0, found), found)
         return _ending(_rounded(found, _Result(arg.dtype)), name)
 
@@ -303,6 +312,8 @@ def _settled(name: str, exact: Any, args: Sequence[Any]) -> Any:
         return (arg == 0) | (args[1] == 0)
     if name == "pow":
         return (arg == 1) | (args[1] == 0)
+    if name in ("sinpi", "cospi"):
+        return np.rint(2 * arg) == 2 * arg
     if name == "cos":
         return (near == 1) & (np.abs(arg) < 2.0**-11)
     most = {"erf": 1, "tanh": 1, "normcdf": 1, "cosh": 1, "erfc": 2}.get(name, -1)
@@ -310,7 +321,9 @@ def _settled(name: str, exact: Any, args: Sequence[Any]) -> Any:
 
 
 def _library(plain: Any) -> Any:
-    def create_extern_elementwise(self: Any, lib: str, path: str, symbol: str, args: Any, result: Any, pure: bool) -> Any:
+    def create_extern_elementwise(
+        self: Any, lib: str, path: str, symbol: str, args: Any, result: Any, pure: bool
+    ) -> Any:
         name = symbol.removeprefix("__nv_").removesuffix("f")
         if symbol in EXACT or not result.scalar == tl.float32 or name == "fma":
             return plain(self, lib, path, symbol, args, result, pure)
@@ -320,7 +333,7 @@ def _library(plain: Any) -> Any:
             given = [
                 each if u is None else np.where(np.isnan(u), each, u) for each, u in zip(given, before, strict=True)
             ]
-        if gpu().habits.flushes:
+        if symbol not in DENORMAL and (symbol not in LOGARITHMS or gpu().habits.flushes):
             given = [np.where(_denormal(each), np.copysign(0.0, each), each) for each in given]
         with np.errstate(all="ignore"):
             exact = np.asarray(LIBRARY[symbol](*given), np.float64)
@@ -425,4 +438,3 @@ def _split(plain: Any) -> Any:
         return parts
 
     return create_split
-

@@ -9,6 +9,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
+from assay.kernels.inside.triton.arithmetic import MeaningError
+
 _MANTISSA = {"fp16": (10, -14), "bf16": (7, -126), "fp32": (23, -126), "fp64": (52, -1022)}
 """Bits of a mantissa behind the point, and the least exponent of normal numbers."""
 _MOST = {"fp16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "fp32": (2 - 2.0**-23) * 2.0**127}
@@ -70,7 +72,7 @@ class Orders:
                 return None
             combine = adding(kind)
         elif own and name != "triton.language.standard":
-            combine = _own(operation.combine_fn.fn, [each.dtype.scalar for each in values], self.give)
+            combine = _Own(operation.combine_fn.fn, [each.dtype.scalar for each in values], self.give)
         else:
             return None
         parts = [_axis_last(each.handle.data, operation.axis) for each in values]
@@ -108,7 +110,7 @@ class Orders:
             combine: Any = adding(kind) if operation.combine_fn is not _PRODUCT else multiplying(kind)
             parts = [np.moveaxis(numbers(values[0].handle), operation.axis, -1)]
         else:
-            combine = _own(operation.combine_fn.fn, [each.dtype.scalar for each in values], self.give)
+            combine = _Own(operation.combine_fn.fn, [each.dtype.scalar for each in values], self.give)
             parts = [np.moveaxis(each.handle.data, operation.axis, -1) for each in values]
         if operation.reverse:
             parts = [np.flip(part, -1) for part in parts]
@@ -195,7 +197,7 @@ def multiplying(kind: Any) -> _Operation:
     return _Operation(np.multiply, kind)
 
 
-class _own:
+class _Own:
     """Combines parts by a kernel's own function, in the builder of the GPU that acts."""
 
     wide = False
@@ -204,15 +206,28 @@ class _own:
         self.function, self.kinds, self.give = function, kinds, give
 
     def __call__(self, left: Any, right: Any, fused: Any) -> Any:
-        blocks = []
-        for part, kind in zip([*left, *right], self.kinds * 2, strict=True):
-            handle = engine.TensorHandle(np.ascontiguousarray(part), kind)
-            blocks.append(tl.tensor(handle, tl.block_type(kind, list(part.shape)) if part.shape else kind))
+        try:
+            return self._made([*left, *right], fused)
+        except MeaningError:  # a branch, which takes one element after the other
+            found = [np.empty_like(part) for part in left]
+            for place in np.ndindex(left[0].shape):
+                for whole, one in zip(found, self._made([p[place] for p in (*left, *right)], None), strict=True):
+                    whole[place] = one.item()
+            return found
+
+    def _made(self, parts: Any, fused: Any) -> Any:
+        operands = []
+        for part, kind in zip(parts, self.kinds * 2, strict=True):
+            shape = list(np.shape(part))
+            handle = engine.TensorHandle(np.ascontiguousarray(part).reshape(shape or (1,)), kind)
+            operands.append(tl.tensor(handle, tl.block_type(kind, shape) if shape else kind))
         if fused is not None:
-            self.give(blocks[len(self.kinds)].handle, fused)
-        found = self.function(*blocks)
+            self.give(operands[len(self.kinds)].handle, fused)
+        found = self.function(*operands)
         found = found if isinstance(found, tuple) else (found,)
-        return [each.handle.data for each in found]
+        return [
+            each.to(kind).handle.data.reshape(np.shape(parts[0])) for each, kind in zip(found, self.kinds, strict=True)
+        ]
 
     def narrow(self, part: Any) -> Any:
         return part

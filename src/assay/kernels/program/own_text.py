@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from assay.kernels.compile.stage import texts_of
-from assay.kernels.job_reports import line_of
+from assay.kernels.job_reports import explain, line_of
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import record_job
-from assay.kernels.program.trial import Outcome
+from assay.kernels.program.trial import End, Outcome
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import JobResult, Limits, Sandbox
 from assay.types import Json
@@ -26,6 +26,8 @@ _UNLIKE = (
     "annotation, an argument of a decorator or the name of a module stands for something else there. Write them out "
     "where the kernel is defined"
 )
+_CHARACTERS, _NAME_CHARACTERS = 1000, 100
+_LONG = "Triton was reading the kernels, in as many variants as are launched, and was"
 _NOT_TOLD = "the submission was recorded a second time, and did something else than at first"
 
 
@@ -46,20 +48,21 @@ async def own_text(
         SandboxError: no job at all can be run here.
     """
     result = await sandbox.run(record_job(code, draw, limits, precision, text_checks=False, reads=True))
-    return _outcome(result, program, texts)
+    return outcome_of(result, program, texts)
 
 
-def _outcome(result: JobResult, program: Program, texts: Sequence[Sequence[str]]) -> Outcome | None:
+def outcome_of(result: JobResult, program: Program, texts: Sequence[Sequence[str]]) -> Outcome | None:
+    """What such a recording shows."""
     report = result.report.get("own") if isinstance(result.report, Mapping) else None
     own: Mapping[str, Json] = report if isinstance(report, Mapping) else {}
-    for name, end in (("refused", "not_triton"), ("merged", "wrong")):
-        if isinstance(said := own.get(name), Mapping):
-            text = plain_text(said.get("text"))[:_CHARACTERS]
-            line, kernel = line_of(said), plain_text(said.get("kernel"))[:_NAME_CHARACTERS]
-            where = f", line {line}" if line else ""
-            return Outcome(end, f"kernel {kernel}{where}: {text}", line, stage="record", cpu_s=result.cpu_s)  # type: ignore[arg-type]
+    if isinstance(said := own.get("refused"), Mapping):
+        return _against("not_triton", said, result)
+    if isinstance(said := own.get("merged"), Mapping):
+        return _against("wrong", said, result)
     if result.end == "infra":
         return Outcome("infra", f"the sandbox failed: {result.message}", stage="record", cpu_s=result.cpu_s)
+    if result.end == "timeout":
+        return Outcome("timeout", f"{_LONG} {explain(result)}", stage="record", cpu_s=result.cpu_s)
     found = texts_of(own.get("texts"))
     launches = [step for step in program.steps if isinstance(step, Launch)]
     if len(found) != len(texts) or [len(row) for row in found] != [len(row) for row in texts]:
@@ -72,4 +75,8 @@ def _outcome(result: JobResult, program: Program, texts: Sequence[Sequence[str]]
     return None
 
 
-_CHARACTERS, _NAME_CHARACTERS = 1000, 100
+def _against(end: End, said: Mapping[str, Json], result: JobResult) -> Outcome:
+    """What Triton has against a launch."""
+    line, kernel = line_of(said), plain_text(said.get("kernel"))[:_NAME_CHARACTERS]
+    text = f"kernel {kernel}{f', line {line}' if line else ''}: {plain_text(said.get('text'))[:_CHARACTERS]}"
+    return Outcome(end, text, line, stage="record", cpu_s=result.cpu_s)

@@ -82,9 +82,14 @@ def _array(mask: Any) -> Any:
 def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
     """`masked_load`."""
     found = _plain.create_masked_load(self, ptrs, mask, *rest, **options)
-    noted, active = bounds(), np.broadcast_to(_array(mask), found.data.shape)
+    noted, other = bounds(), rest[0] if rest else options.get("other")
+    exact = all(
+        part is None or not isinstance(part, engine.TensorHandle) or bound(part) is None for part in (ptrs, mask, other)
+    )
+    if exact and not noted.noted and noted.unspecified is None:
+        return found
+    active = np.broadcast_to(_array(mask), found.data.shape)
     seen = noted.load(ptrs.data, active, _kind(ptrs))
-    other = rest[0] if rest else options.get("other")
     limits, shared = (0.0, None) if seen is None else _as_read(found, seen)
     if shared is not None:
         shared = Lean(np.where(active, shared.origins, 0), shared.parts)
@@ -125,8 +130,11 @@ def _as_written(found: Any) -> Any:
 
 def _left(value: Any) -> Any:
     """The bounds that a stored value leaves in memory."""
-    limits = bound(value)
-    if not value.dtype.scalar.is_floating() or not (nan := np.isnan(wide(value))).any():
+    limits, kind = bound(value), value.data.dtype.kind
+    if kind != "f" and value.dtype.scalar != tl.bfloat16:
+        return limits
+    nan = np.isnan(value.data if kind == "f" else wide(value))
+    if not nan.any():
         return limits
     return np.where(nan & (or_zero(limits) == 0), BITS, or_zero(limits))
 

@@ -112,10 +112,10 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def operation(self: Any, *args: Any, **options: Any) -> Any:
         found, noted = getattr(_plain, name)(self, *args, **options), accesses.bounds()
-        operands = _handles(args)
-        known = [operand for operand in operands if operand.attr and carries(operand)]
+        known = [arg for arg in args if type(arg) is engine.TensorHandle and arg.attr and carries(arg)]
         if not (always or known) and noted.unspecified is None:
             return found
+        operands = _handles(args)
         limits: Any = None
         if always or any(bound(operand) is not None for operand in known):
             limits = rule(found, *_given(name, args, operands), **options)

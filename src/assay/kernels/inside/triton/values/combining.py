@@ -48,26 +48,26 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     """What was made in a row, which what trees make must be like."""
     ledger = current()
     arithmetic, chance = ledger.arithmetic, np.random.default_rng(ledger.secret)
-    combine = _Combine(operation.combine_fn.fn, [part.dtype.scalar for part in values])
+    kinds = [part.dtype.scalar for part in values]
+    combine = (_Combine if ledger.bounds is None else _Bounded)(operation.combine_fn.fn, kinds)
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
+    given = parts if ledger.bounds is None else [*parts, *_limits(values, operation.axis)]
     try:
-        trees = made(combine, parts, chance)
+        trees = made(combine, given, chance)
     except MeaningError:  # a branch: there are no blocks on a GPU, either
         combine.one_by_one = True
-        trees = made(combine, parts, chance)
-    limits = None if ledger.bounds is None else _bounds_of(combine, values, operation, made, chance)
+        trees = made(combine, given, chance)
     ledger.arithmetic = arithmetic
-    rows = [_axis_last(part.handle.data, operation.axis if made is _scanned else -1) for part in found]
-    trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=True)] for tree in trees]
-    length = parts[0].shape[-1]
-    if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, combine.dtypes, strict=True)):
+    axis = operation.axis if made is _scanned else -1
+    rows, length = [_axis_last(part.handle.data, axis) for part in found], parts[0].shape[-1]
+    limits = trees[0][len(rows) :]
+    trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=False)] for tree in trees]
+    if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, kinds, strict=True)):
         _refuse(name)
-    if limits is not None:
-        for place, part in enumerate(found):
-            both = unlike(*_as_numbers(trees, rows, place, combine.dtypes[place])) + limits[place].reshape(
-                rows[place].shape
-            )
-            give(part.handle, _axis_back(both, part.handle.data.shape, operation.axis if made is _scanned else -1))
+    for place, limit in enumerate(limits):
+        orders = unlike(*_as_numbers(trees, rows, place, kinds[place]))
+        handle = found[place].handle
+        give(handle, _axis_back(orders + limit.reshape(rows[place].shape), handle.data.shape, axis))
     return found
 
 
@@ -78,19 +78,13 @@ def _as_numbers(trees: list[Parts], rows: Parts, place: int, dtype: Any) -> tupl
     return made[:-1], made[-1]
 
 
-def _bounds_of(
-    combine: _Combine, values: Sequence[Any], operation: Any, made: Callable[..., list[Parts]], chance: Any
-) -> list[Any]:
-    """The error bounds of what a tree makes, of each operand."""
-    parts = [_axis_last(part.handle.data, operation.axis) for part in values]
-    limits = [
-        _axis_last(np.broadcast_to(or_zero(bound(part.handle)), part.handle.data.shape), operation.axis)
-        for part in values
+def _limits(values: Sequence[Any], axis: int | None) -> Parts:
+    """The error bounds of operands, the axis last."""
+    shapes = [part.handle.data.shape for part in values]
+    return [
+        _axis_last(np.broadcast_to(or_zero(bound(part.handle)), shape), axis)
+        for part, shape in zip(values, shapes, strict=True)
     ]
-    bounded = _Bounded(combine.function, combine.dtypes)
-    bounded.one_by_one = combine.one_by_one
-    tree = made(bounded, [*parts, *limits], chance)[0]
-    return tree[len(parts) :]
 
 
 def _refuse(name: str) -> None:

@@ -1,0 +1,82 @@
+"""Error bounds of whole kernels: those of honest ones are small, and those that make much of last bits have large ones
+or are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.bound_kernels import GPUS, case_of
+from support.bounded_kernels import CANCELS, HONEST, MERELY_EQUAL, NO_VALUE, TRAPS, UNDECIDED
+from support.own_process import printed, program
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "triton")), reason="no torch or no triton here"
+)
+BOUNDED = {
+    name: {**case_of(*found), "bounded": True}
+    for name, found in (UNDECIDED | NO_VALUE | CANCELS | MERELY_EQUAL).items()
+}
+
+
+@cache
+def answers() -> dict[str, Any]:
+    cases = {**BOUNDED, **{f"trap: {name}": {**case, "bounded": True} for name, (case, _) in TRAPS.items()}}
+    return dict(zip(cases, program("value_cases", given=json.dumps(list(cases.values()))), strict=True))
+
+
+@cache
+def held() -> dict[str, Any]:
+    cases = {**HONEST, **{name: case for name, (case, _) in TRAPS.items()}}
+    given = {"cases": list(cases.values()), "gpus": GPUS}
+    return dict(zip(cases, program("bound_cases", given=json.dumps(given)), strict=True))
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_bounds_of_honest_kernels_are_small(name: str) -> None:
+    assert isinstance(held()[name], dict), held()[name]
+    assert held()[name]["finite"] == 1 and held()[name]["size"] < 1e-3 and not held()[name]["beyond"], held()[name]
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_a_program_that_would_go_another_way_is_refused(name: str) -> None:
+    found = answers()[name]
+    assert isinstance(found, str) and found.startswith("WrongValueError: an address, a mask or a branch depends"), found
+
+
+@pytest.mark.parametrize("name", NO_VALUE)
+def test_what_has_no_value_may_be_anything(name: str) -> None:
+    assert isinstance(answers()[name], list) and np.isinf(answers()[name][1][0]), answers()[name]
+
+
+@pytest.mark.parametrize("name", CANCELS)
+def test_errors_cancel_of_what_is_taken_from_itself(name: str) -> None:
+    found = answers()[name]
+    assert isinstance(found, list) and max(found[1]) < 1e-4, found
+
+
+@pytest.mark.parametrize("name", MERELY_EQUAL)
+def test_errors_do_not_cancel_where_two_numbers_merely_are_equal(name: str) -> None:
+    found = answers()[name]
+    assert isinstance(found, list) and found[1][0] > 5e-4, found
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_a_bound_is_as_large_as_what_a_gpu_may_have(name: str) -> None:
+    found, least = answers()[f"trap: {name}"], TRAPS[name][1]
+    assert isinstance(found, list) and found[1][0] >= least, found
+    assert isinstance(held()[name], dict) and not held()[name]["beyond"], held()[name]
+
+
+def test_every_method_of_the_builder_has_a_rule() -> None:
+    lines = (
+        "from assay.kernels.inside.triton import interpreter\n"
+        "from assay.kernels.inside.triton.error_bounds import builder\n"
+        "interpreter.install()\nprint(json.dumps(builder.without_rule()))"
+    )
+    assert json.loads(printed(["-c", f"import json\n{lines}"])) == []

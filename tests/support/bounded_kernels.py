@@ -1,0 +1,319 @@
+"""Kernels whose error bounds are known: honest ones, and those that make much of last bits.
+
+`a` and `b` are float32 from -2 to 2, 256 of each (`bound_kernels.case_of`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.bound_kernels import case_of
+
+WELFORD = (
+    "def welford(m, q, w, n, r, v):\n    delta = n - m\n    total = w + v\n"
+    "    return m + delta * v / total, q + r + delta * delta * w * v / total, total"
+)
+_ONLINE = """
+j = tl.arange(0, 32)
+m = tl.max(a, 0) * 0.0 - 1000.0
+s = m * 0.0
+for k in range(8):
+    x = tl.load(a_ptr + k * 32 + j) / 0.7
+    n = tl.maximum(m, tl.max(x, 0))
+    s = s * tl.exp(m - n) + tl.sum(tl.exp(x - n), 0)
+    m = n
+found = tl.exp(a / 0.7 - m) / s
+"""
+_ADDED = """
+for k in range(3):
+    x = tl.sum(a * a, 0) / 3.0
+    old = tl.load(c_ptr)
+    tl.debug_barrier()
+    done = 0
+    while done == 0:
+        seen = tl.atomic_cas(c_ptr, old, old + x)
+        done = (seen == old).to(tl.int32)
+        old = seen
+    tl.debug_barrier()
+found = tl.load(c_ptr) + a * 0.0
+"""
+HONEST: dict[str, dict[str, Any]] = {
+    "softmax": case_of("e = tl.exp(a / 0.3 - tl.max(a / 0.3, 0))\nfound = e / tl.sum(e, 0)"),
+    "softmax of a product": case_of("x = tl.sum(SQUARE(a), 1) * 3.0\nfound = FLAT(tl.softmax(SQUARE(a * b)))"),
+    "layer norm": case_of(
+        "mean = tl.sum(a, 0) / 256.0\nx = a - mean\nfound = x * tl.rsqrt(tl.sum(x * x, 0) / 256.0 + 1e-5) * b + 0.5"
+    ),
+    "a product in a loop": case_of(
+        "m = tl.zeros((16, 16), tl.float32)\nfor k in range(8):\n"
+        "    m = tl.dot(SQUARE(a).to(tl.float16), (SQUARE(b) * 0.5).to(tl.float16), m)\nfound = FLAT(m)"
+    ),
+    "a product in float32": case_of(
+        "m = tl.zeros((16, 16), tl.float32)\nfor k in range(8):\n"
+        "    m += tl.dot(SQUARE(a), SQUARE(b), input_precision='ieee')\nfound = FLAT(m)"
+    ),
+    "online softmax": case_of(_ONLINE),
+    "Welford": case_of(
+        "m, q, w = tl.reduce((a, a * 0.0, a * 0.0 + 1.0), 0, welford)\nfound = (a - m) * tl.rsqrt(q / w)"
+    )
+    | {"names": {"welford": WELFORD}},
+    "the place of what is largest": case_of(
+        "x = tl.exp(a)\nfound = tl.max(tl.where(x == tl.max(x, 0), i, 0), 0).to(tl.float32) + a * 0.0"
+    ),
+    "what is largest, left out": case_of("x = a / 0.7\nfound = tl.where(x == tl.max(x, 0), -100.0, x)"),
+    "parts of bfloat16": case_of(
+        "x = a / 0.7\nh = x.to(tl.bfloat16)\nl = (x - h.to(tl.float32)).to(tl.bfloat16)\n"
+        "found = h.to(tl.float32) + l.to(tl.float32)"
+    ),
+    "sorted": case_of("found = tl.sort(tl.exp(a) / 0.7, 0)"),
+    "sorted backwards": case_of("found = tl.sort(a / 0.7, 0, descending=True)"),
+    "the largest ones": case_of("x = tl.topk(a / 0.7, 16)\nfound = a + tl.sum(x, 0)"),
+    "sums by exchanges": case_of(_ADDED),
+    "logarithms of sums": case_of("m = tl.max(a, 0)\nfound = a - (m + tl.log(tl.sum(tl.exp(a - m), 0)))"),
+    "GELU": case_of("x = a * 1.5\nfound = 0.5 * x * (1.0 + tl.erf(x * 0.70710678))"),
+    "ReLU of a quotient": case_of("found = tl.maximum(a / 0.7 - b / 0.3, 0.0)"),
+    "a choice near zero": case_of("x = a / 0.7 - b / 0.3\nfound = tl.where(x > 0.0, x, 0.1 * x)"),
+    "sums in memory": case_of(
+        "tl.atomic_add(c_ptr + i % 16, a * a / 0.7)\ntl.debug_barrier()\nfound = tl.load(c_ptr + i % 16)"
+    ),
+    "a mask of infinities": case_of(
+        "x = tl.where(i < 200, a / 0.7, -float('inf'))\ne = tl.exp(x - tl.max(x, 0))\nfound = e / tl.sum(e, 0)"
+    ),
+    "turned by angles": case_of("x = a * 30.0\nfound = tl.cos(x) * a - tl.sin(x) * b"),
+    "a scan of decays": case_of("x = tl.exp(-tl.abs(a))\nfound = tl.cumsum(x, 0)"),
+}
+"""Their bounds are below a thousandth of their size."""
+
+_OFF = "d = (tl.max(a, 0) * 0.0 + 1.0) / 3.0 - 0.3333333432674408\n"
+"""A number that is 0 in the interpreter, and a little more or less on a GPU."""
+_NUMBER = "n = ((tl.max(a, 0) * 0.0 + 1.0) / 3.0 * 3.0).to(tl.int32)\n"
+"""0 or 1."""
+UNDECIDED: dict[str, tuple[str]] = {
+    "a branch": (f"{_OFF}found = a\nif d == 0.0:\n    found = b",),
+    "a branch on a whole number": (f"{_NUMBER}found = a\nif n > 0:\n    found = b",),
+    "an expression that branches": (f"{_OFF}found = a if d > 0.0 else b",),
+    "a loop's end": (f"{_NUMBER}found = a\nfor k in range(n):\n    found += b",),
+    "a loop's begin": (f"{_NUMBER}found = a\nfor k in range(n, 4):\n    found += b",),
+    "a loop's step": (f"{_NUMBER}found = a\nfor k in range(0, 4, n + 1):\n    found += b",),
+    "a loop while": (f"{_NUMBER}found = a\nwhile n > 0:\n    found += b\n    n -= 1",),
+    "where a store goes": (f"{_NUMBER}tl.store(c_ptr + n, 1.0)\nfound = a",),
+    "whether it is made": (f"{_NUMBER}tl.store(c_ptr + i, a, mask=i < n + 5)\nfound = a",),
+    "where a sum goes": (f"{_NUMBER}tl.atomic_add(c_ptr + n, 1.0)\nfound = a",),
+    "whether a sum is made": (f"{_NUMBER}tl.atomic_add(c_ptr + i, a, mask=i < n + 5)\nfound = a",),
+    "where an exchange goes": (f"{_NUMBER}tl.atomic_cas(c_ptr + n, 1.0, 2.0)\nfound = a",),
+    "a pointer that is chosen": (f"{_OFF}tl.store(tl.where(d > 0.0, c_ptr + i, a_ptr + i), b)\nfound = a",),
+    "where a descriptor loads": (
+        f"{_NUMBER}t = tl.make_tensor_descriptor(a_ptr, [16, 16], [16, 1], [16, 16])\nfound = FLAT(t.load([n, 0]))",
+    ),
+    "where a descriptor stores": (
+        f"{_NUMBER}t = tl.make_tensor_descriptor(c_ptr, [16, 16], [16, 1], [16, 16])\nt.store([n, 0], SQUARE(a))\n"
+        "found = a",
+    ),
+    "how large a descriptor's tensor is": (
+        f"{_NUMBER}t = tl.make_tensor_descriptor(a_ptr, [15 + n, 16], [16, 1], [16, 16])\nfound = FLAT(t.load([0, 0]))",
+    ),
+    "where a block pointer points": (
+        f"{_NUMBER}p = tl.make_block_ptr(a_ptr, (16, 16), (16, 1), (n, 0), (16, 16), (1, 0))\n"
+        "found = FLAT(tl.load(p, boundary_check=(0, 1)))",
+    ),
+    "where it moves": (
+        f"{_NUMBER}p = tl.make_block_ptr(c_ptr, (16, 16), (16, 1), (0, 0), (16, 16), (1, 0))\n"
+        "p = tl.advance(p, (n, 0))\ntl.store(p, SQUARE(a), boundary_check=(0, 1))\nfound = a",
+    ),
+    "what is taken for granted": (f"{_OFF}tl.assume(d == 0.0)\nfound = a",),
+}
+"""Lines that ask for the last bits of something inexact where the program goes, or which memory it touches."""
+NO_VALUE: dict[str, tuple[str]] = {
+    "a place that is not certain": (f"{_NUMBER}found = tl.load(a_ptr + i % 4 + n)",),
+    "a mask that is not certain": (f"{_NUMBER}found = tl.load(a_ptr + i, mask=i < n * 256, other=9.0)",),
+    "the place of what is largest": ("x = a * 0.0 + 1.0\nfound = tl.argmax(x / 3.0, 0).to(tl.float32) + a",),
+    "the bits of zero": (f"{_OFF}found = d.to(tl.int32, bitcast=True).to(tl.float32) + a",),
+    "a gathered place": (f"{_NUMBER}found = tl.gather(a, (i + n) % 256, 0)",),
+    "a histogram": (f"{_NUMBER}found = tl.histogram(i * 0 + n, 256).to(tl.float32)",),
+    "bits of what is inexact": ("found = (((a / 0.7).to(tl.int32, bitcast=True) ^ i) & 0xFF).to(tl.float32)",),
+    "an inverse of nearly nothing": (f"{_OFF}found = a / d",),
+}
+"""Lines whose result may be anything on a GPU, at least in its first element."""
+
+_SHARED = f"{_OFF}x = a + d * 8192.0\n"
+"""Numbers that are off by about a thousandth, all by the same."""
+_EQUAL = f"{_SHARED}y = a + tl.div_rn(tl.max(a, 0) * 0.0, 3.0)\n"
+"""Exact ones that equal them in the interpreter."""
+CANCELS: dict[str, tuple[str]] = {
+    name: (f"{_SHARED}{lines}" if "found" in lines else f"{_SHARED}found = {lines}",)
+    for name, lines in {
+        "the largest": "x - tl.max(x, 0)",
+        "the smallest": "x - tl.min(x, 0)",
+        "of rows": "FLAT(SQUARE(x) - tl.max(SQUARE(x), 1)[:, None])",
+        "the larger of one and itself": "tl.maximum(x, x) - x",
+        "a choice": "tl.where(a > 0.0, x, x) - x",
+        "what was added": "x - d * 8192.0",
+        "twice and half": "x * 0.5 + x * 0.5 - x",
+        "another shape": "FLAT(tl.trans(tl.trans(SQUARE(x)))) - x",
+        "joined and split": "p, q = tl.split(tl.join(x, a))\nfound = p - x",
+        "a wider type": "x.to(tl.float64).to(tl.float32) - x",
+        "its bits": "x.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True) - x",
+        "memory": "tl.store(c_ptr + i, x)\ntl.debug_barrier()\nfound = tl.load(c_ptr + i) - x",
+        "memory of whole numbers": (
+            "tl.store(c_ptr.to(tl.pointer_type(tl.int32)) + i, x.to(tl.int32, bitcast=True))\ntl.debug_barrier()\n"
+            "found = tl.load(c_ptr + i) - x"
+        ),
+        "a loop": "y = x\nfor k in range(3):\n    y = y + 1.0\nfound = y - x",
+        "a quotient by itself": "z = x + 3.0\nfound = z / z",
+    }.items()
+}
+"""What is left of numbers of which as much is taken as they are off by."""
+MERELY_EQUAL: dict[str, tuple[str]] = {
+    name: (f"{_EQUAL}{lines}" if "found" in lines else f"{_EQUAL}found = {lines}",)
+    for name, lines in {
+        "a difference": "x - y",
+        "the larger one less the first": "tl.maximum(x, y) - x",
+        "the larger one less the second": "tl.maximum(x, y) - y",
+        "the smaller one": "tl.minimum(x, y) - x",
+        "a choice of equals, less the first": "tl.where(x == y, x, y) - x",
+        "a choice of equals, less the second": "tl.where(x == y, x, y) - y",
+        "the largest of both, less the first": "tl.max(tl.join(x, y), 1) - x",
+        "the largest of both, less the second": "tl.max(tl.join(x, y), 1) - y",
+        "the largest of all": "tl.max(x, 0) - tl.max(y, 0) + a * 0.0",
+        "memory that was written again": (
+            "tl.store(c_ptr + i, x)\ntl.debug_barrier()\ntl.store(c_ptr + i, y)\ntl.debug_barrier()\n"
+            "found = tl.load(c_ptr + i) - x"
+        ),
+        "the other half of a store": (
+            "tl.store(c_ptr + i, y)\ntl.debug_barrier()\ntl.store(c_ptr + i, x, mask=i >= 4)\ntl.debug_barrier()\n"
+            "found = tl.load(c_ptr + i) - x"
+        ),
+        "one address": (
+            "tl.store(c_ptr + i // 2, tl.where(i % 2 == 0, x - a, y - a))\ntl.debug_barrier()\n"
+            "found = tl.load(c_ptr + i // 2)"
+        ),
+        "bits that are swapped": (
+            "p = tl.reshape(x.to(tl.int32, bitcast=True), (128, 2))\nz = tl.reshape(y.to(tl.int32, bitcast=True), (128, 2))\n"
+            "found = FLAT((z ^ tl.xor_sum(p, 1, keep_dims=True)).to(tl.float32, bitcast=True))"
+        ),
+    }.items()
+}
+"""What is left of numbers of which others are taken that only equal them in the interpreter."""
+LEANS = CANCELS | MERELY_EQUAL
+
+
+def trap(lines: str, least: float, a: Any = (3.0,), b: Any = (3.0,), c: Any = ("float32", (0.0,)), **more: Any) -> Any:
+    """A case, and how large its first bound must be at least."""
+    size = max(len(a), len(b), len(c[1]))
+    inputs = [("float32", [*x, *x[:1] * (size - len(x))]) for x in (list(a), list(b))]
+    inputs.append((c[0], [*c[1], *list(c[1])[:1] * (size - len(c[1]))]))
+    found = lines if "found" in lines else f"found = {lines}"
+    return {"lines": found, "out": "float32", "inputs": inputs, "names": {}, **more}, least
+
+
+_NOTHING = "d = 1.0 / a - 0.3333333432674408\n"
+"""0 in the interpreter, for a = 3."""
+_TINY = f"{_NOTHING}d = d + 1e-9\n"
+INF = float("inf")
+PLUS = {"plus": "def plus(x, y):\n    return x + y"}
+FUSED = {"a": (1.3,), "b": (1.6899998188018799,)}
+TRAPS: dict[str, tuple[dict[str, Any], float]] = {
+    "infinity times what may be less than nothing": trap(f"{_TINY}found = d * b", INF, b=(INF,)),
+    "infinity and what may be infinite": trap(f"{_TINY}found = -1.0 / d + b", INF, b=(INF,)),
+    "nothing times what may be infinite": trap(f"{_TINY}found = (1.0 / d) * 0.0", INF),
+    "nothing by what may be nothing": trap(f"{_TINY}found = (a * 0.0) / d", INF),
+    "the larger of two of which one may be infinite": trap(f"{_NOTHING}found = tl.maximum(-1.0 / d, 0.0)", INF),
+    "the place of a number that may be infinite": trap(
+        f"{_NOTHING}u = tl.where(i == 0, -1.0 / tl.where(d == 0.0, 0.0, d), 1.0)\nfound = tl.argmax(u, 0)",
+        INF, a=(3.0, 3.0), out="int32",
+    ),
+    "whether it is a number": trap(f"{_TINY}found = libdevice.isnan((d - d) / d).to(tl.int32)", 1.0, out="int32"),
+    "a sine of what may be infinite": trap(f"{_TINY}found = tl.sin(1.0 / d)", INF),
+    "the sign of zero": trap(f"{_NOTHING}found = 1.0 / ((d - 1e-9) * 0.0)", INF),
+    "the sign of a rounded zero": trap(f"{_NOTHING}found = 1.0 / libdevice.rint(d - 1e-9)", INF),
+    "the sign of a chosen zero": trap(
+        "found = 1.0 / tl.where(1.0 / a > 0.3333333432674408, a * 0.0, (-a) * 0.0)", INF
+    ),
+    "the bits of a zero": trap(f"{_NOTHING}found = ((d - 1e-9) * 0.0).to(tl.int32, bitcast=True)", INF, out="int32"),
+    "a number that is scaled down and up": trap(
+        "x = a / b * 1.1754943508222875e-38 * 1.1920928955078125e-07\nfound = x * 8.507059173023462e+37 * 16777216.0",
+        1.9, a=(4.5,),
+    ),
+    "a half that is scaled down and up": trap(
+        "x = tl.sum((a * b).to(tl.float16), 0) * 5.9604644775390625e-08\nfound = (x * 8192.0 * 2048.0).to(tl.float32)"
+        " + a * 0.0",
+        0.9, a=(0.3, 0.45, 0.55, 0.2), b=(1.0, 1.0, 1.0, 1.0),
+    ),
+    "a half that may be infinite": trap(
+        "x = tl.sum((a * b).to(tl.float16), 0)\nfound = (x * 65504.0).to(tl.float32) + a * 0.0", INF,
+        a=(0.25, 0.3, 0.2, 0.25), b=(1.0, 1.0, 1.0, 1.0),
+    ),
+    "a product beyond all numbers that is fused": trap("found = a * a - b", INF, a=(2e19,), b=(3e38,)),
+    "a sum that passes them in another order": trap(
+        "found = tl.sum(a.to(tl.float16), 0).to(tl.float32) + b", INF, a=(60000.0, -60000.0, 60000.0, -59000.0)
+    ),
+    "a quotient by what is nearly a power of two": trap("found = 1.0 / (a / b)", 2.9e-8 * 4, a=(12.0,)),
+    "the rest of the nearest": trap("found = libdevice.remainder(a / b + 2.0, 1.0 + 0.0 * a)", 0.9, a=(1.5,)),
+    "the rest of either sign": trap(
+        "x = tl.where(1.0 / b * 3.0 == 1.0, 9, -9)\nfound = x % 10", 18.0, out="int32"
+    ),
+    "a cast that cuts off": trap(
+        'found = (a / b).to(tl.float16, fp_downcast_rounding="rtz").to(tl.float32)', 4.8e-4
+    ),
+    "a power of nothing": trap("found = libdevice.ldexp(a / b, (a * 0.0).to(tl.int32) + 2)", 4e-7),
+    "twice a product of bfloat16": trap(
+        "x = a.to(tl.bfloat16)\nfound = ((x * x) * 2.0).to(tl.float32)", 1e-4, a=(1.3,)
+    ),
+    "what a cast between halves leaves": trap(
+        "x = tl.sum((a * b).to(tl.float16), 0)\nfound = (x - x.to(tl.bfloat16).to(tl.float16)).to(tl.float32) + a * 0.0",
+        7e-3, a=(0.6, 0.7, 0.5, 0.05), b=(1.0, 1.0, 1.0, 1.0),
+    ),
+    "a fused product in a sum of its own": trap(
+        "found = tl.reduce(tl.join(a, b) * tl.join(a, 0 * a - 1), 1, plus)", 5.7e-8, **FUSED, names=PLUS
+    ),
+    "a fused product in a scan of its own": trap(
+        "x = tl.associative_scan(tl.join(a, b) * tl.join(a, 0 * a - 1), 1, plus)\n"
+        "found = tl.sum(tl.where(tl.arange(0, 2)[None, :] == 1, x, 0.0), 1)", 5.7e-8, **FUSED, names=PLUS
+    ),
+    "a fused product that is the largest of one": trap("found = tl.max((a * a)[:, None], 1) - b", 5.7e-8, **FUSED),
+    "a narrow product that is fused": trap(
+        "x = a.to(tl.float16)\nfound = ((x.to(tl.float32) * x.to(tl.float32)).to(tl.float16) - b.to(tl.float16))"
+        ".to(tl.float32)", 3.9e-5, a=(1.3,), b=(1.689453125,)
+    ),
+    "a scan from behind": trap(
+        "found = tl.associative_scan(a / b, 0, plus, reverse=True)", 4e-7, a=(1.3, 1.4, 1.5, 1.6), names=PLUS
+    ),
+    "a sum of its own": trap("found = tl.reduce(a, 0, plus) + b * 0.0", 2.3e-7, a=(1.1, 2.3, 0.7, 0.9), names=PLUS),
+    "what is added to a product of matrices": trap(
+        "m = tl.full((16, 16), 0.5, tl.float16)\nfound = tl.max(tl.dot(m, m) + (a * 0.0 + 33554432.0)[:, None], 1)",
+        4.5, a=tuple(range(16)),
+    ),
+    "a number that is nearly one of TF32": trap(
+        "m = tl.broadcast_to((a / b)[:, None], (16, 16))\nfound = tl.max(tl.dot(m, m), 1)", 0.015, a=(3.0,) * 16
+    ),
+    "a sum of products in TF32": trap(
+        "m = tl.broadcast_to(a[:, None], (16, 16))\nfound = tl.max(tl.sum(m[:, :, None] * m[None, :, :], 1), 1)",
+        0.015, a=(1 - 2**-24,) * 16,
+    ),
+    "a sum of four": trap("found = tl.sum(a, 0) + b * 0.0", 2.3e-7, a=(1.0, 2.0**-24, 2.0**-24, 2.0**-24)),
+    "sums in memory that cancel": trap(
+        "tl.atomic_add(c_ptr + i * 0, a)\ntl.debug_barrier()\nfound = tl.load(c_ptr + i * 0)", 61.0,
+        a=(*[1.0] * 62, 1e8, -1e8),
+    ),
+    "whole sums in memory that pass what is exact": trap(
+        "tl.atomic_add(c_ptr + i * 0, a)\ntl.debug_barrier()\nfound = tl.load(c_ptr + i * 0)", 61.0,
+        a=(*[1.0] * 62, 33554432.0, -33554432.0),
+    ),
+    "the larger of two at one address": trap(
+        "x = tl.where(i == 0, (a / b * 10.0).to(tl.int32), 1)\ntl.atomic_max(c_ptr + i * 0, x)\ntl.debug_barrier()\n"
+        "found = tl.load(c_ptr + i * 0)", 1.0, a=(9.0, 1.0), c=("int32", (0,)), out="int32",
+    ),
+    "a number of which a byte is written": trap(
+        "tl.store(c_ptr + i, a / b)\ntl.debug_barrier()\n"
+        "tl.store(c_ptr.to(tl.pointer_type(tl.int8)) + 4 * i + 3, (i * 0 + 126).to(tl.int8))\ntl.debug_barrier()\n"
+        "found = tl.load(c_ptr + i)", 1e31, a=(1.0,),
+    ),
+    "a half read as another one": trap(
+        "x = (a * 0.0).to(tl.float16) + tl.sum((a * b).to(tl.float16), 0)\ntl.store(c_ptr + i, x)\ntl.debug_barrier()\n"
+        "found = tl.load(c_ptr.to(tl.pointer_type(tl.bfloat16)) + i).to(tl.float32)", 1e30,
+        a=(10000.3, 9999.7, 10000.1, 77.3), b=(1.0, 1.0, 1.0, 1.0), c=("float16", (0.0,)),
+    ),
+    "an exponential of a fused sum": trap("found = tl.exp(a * b + 0.3)", 1e22, a=(8.0,), b=(8.1,)),
+    "a denormal result": trap("found = libdevice.exp(a)", 8e-40, a=(-90.0,)),
+    "a logarithm": trap("found = tl.log(a)", 2 * 2.0**-26, a=(0.7789827,)),
+}  # fmt: skip
+"""Cases in which a bound was once too small, and how large the first must be at least."""
