@@ -1,9 +1,10 @@
 """Run as a program: kernels with error bounds, held against random GPUs. Reads from standard input, as JSON, a list of
 cases (those of `value_cases`) and one of habits (`random_gpu.Habits`), prints what came of each case.
 
-That is what was raised with bounds, or: `off`, the largest share of a bound that a GPU is off by; `finite`, the share of
-elements that have a bound; `moved`, the share of elements that some GPU has otherwise; `size`, the largest bound as a
-part of the root mean square; `least` and `most`, bounds in last bits of float32; and `beyond`, elements of which a GPU has another number than the bound allows.
+That is what was raised with bounds, or: `off`, the largest share of a bound that a GPU is off by; `finite`, the share
+of elements that have a bound; `moved`, the share of elements that some GPU has otherwise; `size`, the largest bound as
+a part of the root mean square; `least` and `most`, bounds in last bits of float32; and `beyond`, elements of which a
+GPU has another number than the bound allows.
 """
 
 from __future__ import annotations

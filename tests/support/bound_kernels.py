@@ -71,7 +71,7 @@ LINES = (
     "{v}, unused = tl.split(tl.reshape(tl.join({x} * {y}, {z}), (256, 2)))\n{v} = {v} - {z}",
     "{v} = {x}\nfor step in range(3):\n    {v} = {v} * 0.5 + {y} / 3.0",
     "{v} = {x}\nif tl.sum({y}, 0) > 3.0:\n    {v} = {x} / 7.0",
-    "mean = tl.sum({x}, 0) / 256.0\n{v} = ({x} - mean) * tl.rsqrt(tl.sum(({x} - mean) * ({x} - mean), 0) / 256.0 + 0.01)",
+    "less = {x} - tl.sum({x}, 0) / 256.0\n{v} = less * tl.rsqrt(tl.sum(less * less, 0) / 256.0 + 0.01)",
 )
 """Lines that give a new variable, `v`."""
 

@@ -1,13 +1,14 @@
-"""A GPU that there could be: Triton's interpreter in which what is inexact has other results, as far as CUDA's documents
-allow them. It knows nothing of error bounds, which are held against what it computes.
+"""A GPU that there could be: Triton's interpreter in which what is inexact has other results, as far as CUDA's
+documents allow them. It knows nothing of error bounds, which are held against what it computes.
 
     install()
     with acting(Habits(seed=5)):
         ...                             # launches are this GPU's
 
-Equal operands give equal results. What changes with the habits: by how much quotients and functions are off and to which
-side, which products are fused with sums (also by way of casts, choices and moves), the order of sums, scans and products
-of matrices, whether operands of TF32 are cut off or rounded, and whether denormal numbers are zeros to functions.
+Equal operands give equal results. What changes with the habits: by how much quotients and functions are off and to
+which side, which products are fused with sums (also by way of casts, choices and moves), the order of sums, scans and
+products of matrices, whether operands of TF32 are cut off or rounded, and whether denormal numbers are zeros to
+functions.
 """
 
 from __future__ import annotations
@@ -25,19 +26,15 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.error_bounds import builder as switching
 from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS, ULPS
 from support.random_orders import Orders, nearest, numbers, spacing
+from support.unrounded_products import WAS, give, kept_by, known, unrounded_of
 
 Side = Literal["up", "down", "ends", "any", "nearest"]
-_UNROUNDED = "the same without a rounding"
-"""Attribute: what a product is before it is rounded, as float64, NaN where that is not known; and to which type."""
-_WAS = "narrow before"
-"""Attribute of what was cast to a wider type: the narrow one."""
 _LEAST = 2.0**-126
 _POINTWISE = dict.fromkeys(("exp", "exp2", "sin", "cos", "rsqrt", "erf"), 2) | {"log": 1, "log2": 1, "sqrt": 1}
 """By how many last bits functions of the language may be off."""
 _ALWAYS_ZERO = ("exp2", "sin", "cos", "sqrt", "rsqrt", "erf")
 """Those to which denormal numbers are zeros."""
 _ROUNDS_FIRST = np.float32(1.4426950408889634)
-_MOVES = ("broadcast", "expand_dims", "reshape", "trans", "unsplat")
 _BEGINS_WITH_A_SUM = ("log1p", "expm1", "asinh", "acosh", "atanh", "sinh", "erfc")
 
 
@@ -59,7 +56,7 @@ class Habits:
 
 class _Gpu(Orders):
     def __init__(self, habits: Habits) -> None:
-        super().__init__(habits.seed, habits.order, habits.cuts, _give)
+        super().__init__(habits.seed, habits.order, habits.cuts, give)
         self.habits = habits
 
     def coin(self) -> bool:
@@ -137,28 +134,11 @@ def _ordered(apply: Callable[..., Any], made: str) -> Callable[..., Any]:
         unrounded = [unrounded_of(each.handle) for each in values]
         found = getattr(_gpu, made)(self, values, unrounded) or apply(self, values)
         source, first = values[0].handle, found[0] if isinstance(found, tuple | list) else found
-        if source.data.size == first.handle.data.size and (before := _known(source)) is not None and made == "reduced":
-            _give(first.handle, before.reshape(first.handle.data.shape), source)  # an axis of one
+        if source.data.size == first.handle.data.size and (before := known(source)) is not None and made == "reduced":
+            give(first.handle, before.reshape(first.handle.data.shape), source)  # an axis of one
         return found
 
     return apply_impl
-
-
-def unrounded_of(handle: Any) -> Any:
-    """What a product is before it is rounded, where a sum of its type may take it; None for all else."""
-    return _known(handle) if handle.attr.get(_UNROUNDED, (None, ""))[1] == handle.dtype.scalar.name else None
-
-
-def _known(handle: Any) -> Any:
-    return handle.attr.get(_UNROUNDED, (None,))[0]
-
-
-def _give(handle: Any, unrounded: Any, of: Any = None) -> Any:
-    """Note it. `of`: the handle that it was known of, else it is of this one's type."""
-    if unrounded is not None and not np.isnan(unrounded).all():
-        kind = handle.dtype.scalar.name if of is None else of.attr[_UNROUNDED][1]
-        handle.attr[_UNROUNDED] = np.broadcast_to(unrounded, handle.data.shape), kind
-    return handle
 
 
 def _rounded(exact: Any, like: Any) -> Any:
@@ -188,19 +168,11 @@ def _methods(plain: Any) -> dict[str, Any]:
         "create_fadd": _sum(plain.create_fadd, 1.0),
         "create_fsub": _sum(plain.create_fsub, -1.0),
         "create_fdiv": _quotient,
-        "create_select": _choice(plain.create_select),
-        "create_fabs": _kept(plain.create_fabs),
-        "create_bitcast": _recast(plain.create_bitcast),
-        "cast_impl": _recast(plain.cast_impl),
-        "create_join": _joined(plain.create_join),
-        "create_split": _split(plain.create_split),
-        "create_splat": _splat(plain.create_splat),
         "create_extern_elementwise": _library(plain.create_extern_elementwise),
         "create_dot": _matrices(plain.create_dot),
     }
     methods |= {f"create_{name}": _function(name, getattr(plain, f"create_{name}")) for name in _POINTWISE}
-    methods |= {f"create_{name}": _kept(getattr(plain, f"create_{name}")) for name in ("maxnumf", "minnumf")}
-    return methods | {f"create_{name}": _moved(getattr(plain, f"create_{name}")) for name in _MOVES}
+    return methods | kept_by(plain)
 
 
 def _product(plain: Any) -> Any:
@@ -216,9 +188,9 @@ def _product(plain: Any) -> Any:
             if twice.any() and gpu().habits.fuses != "never" and gpu().coin():  # it and itself
                 sums = np.sign(factor) * (before + numbers(side))
                 found = _rounded(np.where(twice, sums, numbers(found)), _Result(found.dtype))
-        if (narrow := lhs.attr.get(_WAS)) is not None and narrow == rhs.attr.get(_WAS):
-            found.attr[_WAS] = narrow
-        return _give(found, exact)
+        if (narrow := lhs.attr.get(WAS)) is not None and narrow == rhs.attr.get(WAS):
+            found.attr[WAS] = narrow
+        return give(found, exact)
 
     return create_fmul
 
@@ -235,9 +207,9 @@ def _sum(plain: Any, sign: float) -> Any:
             fused = one + sign * sides[1] if first else sides[0] + sign * other
             found = _rounded(np.where(np.isnan(fused), numbers(found), fused), _Result(found.dtype))
         if other is None and one is not None:  # a sum with nothing
-            _give(found, np.where(sides[1] == 0.0, one, np.nan))
+            give(found, np.where(sides[1] == 0.0, one, np.nan))
         elif one is None:
-            _give(found, np.where(sides[0] == 0.0, sign * other, np.nan))
+            give(found, np.where(sides[0] == 0.0, sign * other, np.nan))
         return found
 
     return add
@@ -248,7 +220,7 @@ def _ending(found: Any, name: str) -> Any:
     if not gpu().habits.unrounded:
         return found
     values = numbers(found)
-    return _give(found, values + 0.49 * spacing(values, found.dtype) * gpu().choice(f"{name} ends", values))
+    return give(found, values + 0.49 * spacing(values, found.dtype) * gpu().choice(f"{name} ends", values))
 
 
 def _quotient(self: Any, lhs: Any, rhs: Any) -> Any:
@@ -302,10 +274,14 @@ def _precise(name: str) -> Any:
 def _settled(name: str, exact: Any, args: Sequence[Any]) -> Any:
     """What no GPU has otherwise."""
     near, arg = np.abs(exact.astype(np.float32)), args[0]
+    return (exact == 0) | _at_its_end(name, near, arg, args)
+
+
+def _at_its_end(name: str, near: Any, arg: Any, args: Sequence[Any]) -> Any:
     if name in ("exp", "exp10"):
-        return arg == 0
+        return (arg == 0) | np.isinf(arg)
     if name == "exp2":
-        return np.rint(arg) == arg
+        return (np.rint(arg) == arg) | np.isinf(arg)
     if name == "log2":
         return np.abs(np.frexp(arg)[0]) == 0.5
     if name == "hypot":
@@ -325,7 +301,7 @@ def _library(plain: Any) -> Any:
         self: Any, lib: str, path: str, symbol: str, args: Any, result: Any, pure: bool
     ) -> Any:
         name = symbol.removeprefix("__nv_").removesuffix("f")
-        if symbol in EXACT or not result.scalar == tl.float32 or name == "fma":
+        if symbol in EXACT or result.scalar != tl.float32 or name == "fma":
             return plain(self, lib, path, symbol, args, result, pure)
         given = [numbers(arg) if arg.dtype.scalar.is_floating() else arg.data for arg in args]
         if name in _BEGINS_WITH_A_SUM and gpu().habits.fuses != "never" and gpu().coin():
@@ -353,88 +329,3 @@ def _matrices(plain: Any) -> Any:
         return _rounded(gpu().product_of_matrices(a, b, d, input_precision), _Result(d.dtype))
 
     return create_dot
-
-
-def _choice(plain: Any) -> Any:
-    def create_select(self: Any, condition: Any, lhs: Any, rhs: Any) -> Any:
-        found = plain(self, condition, lhs, rhs)
-        sides = [unrounded_of(lhs), unrounded_of(rhs)]
-        if any(side is not None for side in sides):
-            _give(found, np.where(condition.data, *(np.nan if side is None else side for side in sides)))
-        return found
-
-    return create_select
-
-
-def _kept(plain: Any) -> Any:
-    """What leaves some numbers as they are."""
-
-    def operation(self: Any, *args: Any) -> Any:
-        found = plain(self, *args)
-        for arg in args:
-            if (before := unrounded_of(arg)) is not None:
-                _give(found, np.where(numbers(found) == numbers(arg), before, np.nan))
-        return found
-
-    return operation
-
-
-def _recast(plain: Any) -> Any:
-    """A cast that keeps all bits, or makes a product of narrow numbers narrow."""
-
-    def cast(self: Any, src: Any, dtype: Any) -> Any:
-        found, before, kinds = plain(self, src, dtype), _known(src), (src.dtype.scalar, dtype.scalar)
-        if all(kind.is_floating() for kind in kinds) and kinds[0].primitive_bitwidth < kinds[1].primitive_bitwidth:
-            found.attr[_WAS] = kinds[0].name
-        if before is None:
-            return found
-        if kinds[0].is_floating() != kinds[1].is_floating():
-            kept = kinds[0].primitive_bitwidth == kinds[1].primitive_bitwidth
-            return _give(found, before, src) if kept else found
-        if src.attr.get(_WAS) == kinds[1].name:  # operands of a product were as narrow
-            return _give(found, before)
-        return _give(found, np.where(numbers(found) == numbers(src), before, np.nan), src)
-
-    return cast
-
-
-def _moved(plain: Any) -> Any:
-    def move(self: Any, arg: Any, *rest: Any, **named: Any) -> Any:
-        found, before = plain(self, arg, *rest, **named), _known(arg)
-        if before is None:
-            return found
-        moved = plain(self, engine.TensorHandle(np.ascontiguousarray(before), tl.float64), *rest, **named).data
-        return _give(found, moved, arg)
-
-    return move
-
-
-def _splat(plain: Any) -> Any:
-    def create_splat(self: Any, kind: Any, arg: Any) -> Any:
-        found, before = plain(self, kind, arg), _known(arg)
-        return found if before is None else _give(found, np.broadcast_to(before.reshape(()), found.data.shape), arg)
-
-    return create_splat
-
-
-def _joined(plain: Any) -> Any:
-    def create_join(self: Any, lhs: Any, rhs: Any) -> Any:
-        sides: Sequence[Any] = [unrounded_of(lhs), unrounded_of(rhs)]
-        found = plain(self, lhs, rhs)
-        if any(side is not None for side in sides):
-            shape = lhs.data.shape
-            _give(found, np.stack([np.broadcast_to(np.nan if s is None else s, shape) for s in sides], -1))
-        return found
-
-    return create_join
-
-
-def _split(plain: Any) -> Any:
-    def create_split(self: Any, arg: Any) -> Any:
-        parts, before = plain(self, arg), unrounded_of(arg)
-        if before is not None:
-            for place, part in enumerate(parts):
-                _give(part, before[..., place])
-        return parts
-
-    return create_split

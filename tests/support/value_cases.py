@@ -1,4 +1,5 @@
-"""Run as a program: small kernels in the interpreter. Reads cases as JSON from standard input, prints what came of each.
+"""Run as a program: small kernels in the interpreter. Reads cases as JSON from standard input, prints what came of
+each.
 
 A case has `lines` of a kernel, which computes `found`; `inputs`, each a dtype and numbers, that it finds in `a`, `b`
 and `c`, with more of them up to a power of two; `out`, the dtype of what comes out; `names` of helpers with their text;

@@ -24,7 +24,7 @@ INEXACT = {f"of what is inexact: {name}": case_of(f"q = a / 0.7\n{line}") for na
     (pattern.replace("\n", "; "), pattern.format(x="q", y="b", z="(a * 0.7)", c=1.3, v="found"))
     for pattern in (*OFTEN, *SELDOM, *LINES)
 ) for line in (line if "found" in line else f"found = {line}",)}  # fmt: skip
-MADE_UP = {f"made up {seed}": made_up(seed) for seed in range(70)}
+MADE_UP = {f"made up {seed}": made_up(seed) for seed in range(48)}
 PRODUCTS = {
     f"with its last product unrounded: {line}": case_of(line)
     for line in ("a / 0.7 - b", "tl.exp(a) + b", "tl.sin(a) - b", "libdevice.tanh(a) + b", "tl.rsqrt(a * a) - 1.0")
@@ -60,22 +60,22 @@ def test_kernels_that_are_made_up_are_seldom_refused_and_have_bounds() -> None:
     held = [answer for answer in answers if isinstance(answer, dict)]
     assert len(held) > 0.9 * len(answers)
     assert np.mean([answer["finite"] for answer in held]) > 0.9
-    assert np.mean([answer["moved"] > 0.2 for answer in held]) > 0.7
+    assert np.mean([answer["moved"] > 0.2 for answer in held]) > 0.5
 
 
 CLOSE = {
     "{x} / {c}": 0.6,
-    "{x} * {y} - {z}": 0.9,
-    "({x} * {y}).to(tl.float64).to(tl.float32) + {z}": 0.9,
-    "tl.where(i >= 0, {x} * {y}, 0.0) - {z}": 0.9,
+    "{x} * {y} - {z}": 0.8,
+    "({x} * {y}).to(tl.float64).to(tl.float32) + {z}": 0.8,
+    "tl.where(i >= 0, {x} * {y}, 0.0) - {z}": 0.8,
     "tl.exp(tl.minimum({x}, 2.0))": 0.6,
     "tl.log(tl.abs({x}) + 0.3)": 0.4,
     "tl.sqrt(tl.abs({x}) + 0.1)": 0.4,
     "libdevice.erfc({x})": 0.7,
-    "tl.sum({x} * {y}, 0) + {z}": 0.01,
+    "tl.sum({x} * {y}, 0) + {z}": 0.001,
     "FLAT(tl.dot(SQUARE({x}), SQUARE({y}))) * 0.1": 0.4,
 }
-"""Operations, and which share of a bound some GPU is off by at least: bounds are not much larger than they have to be."""
+"""Operations, and which share of a bound some GPU is off by at least: bounds are not much larger than they must be."""
 
 
 @pytest.mark.parametrize("pattern", CLOSE)

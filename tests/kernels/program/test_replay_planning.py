@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,11 +129,25 @@ def test_no_call_is_added_where_nothing_is_tuned() -> None:
     assert [call.skip for call in calls].count(NO_KERNEL) == 6 and sum(call.follow for call in calls) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_calls_decide_by_each_bit_of_their_secrets_in_both_ways(seed: int) -> None:
-    calls = plan(made(), DRAW, 5, random.Random(seed))
-    secrets = [call.seed for call in calls if not call.in_order and not call.follow and call.seed >> 30]
-    assert all({secret >> bit & 1 for secret in secrets} == {0, 1} for bit in range(30)), secrets
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("trials", [1, 5])
+def test_all_calls_have_error_bounds_but_those_that_leave_a_kernel_out_and_what_they_are_held_against(
+    count: int, trials: int
+) -> None:
+    moved = ({"weight": host_tensor(np.ones(3), "float32")},) * 2
+    draw = replace(
+        DRAW, moved=case("given", 6), moved_weights=moved[0], updated=case("given", 7), updated_weights=moved[1]
+    )
+    for seed in range(5):
+        calls = plan(tuned((count,)), draw, trials, random.Random(seed))
+        assert all(call.bounded is not call.in_order for call in calls)
+        assert all(call.in_order for call in calls if call.skip != NO_KERNEL)
+        (whole,) = (call for call in calls if call.in_order and call.skip == NO_KERNEL)
+        held = [call for call in calls if call.bounded]
+        assert any(call.case is whole.case and call.configurations == whole.configurations for call in held)
+        assert {call.configurations for call in held if not call.weights} == {(number,) for number in range(count)}
+        assert sum(bool(call.weights) for call in held) == 2
+        assert len({call.seed for call in held}) == len(held)
 
 
 ATOMIC = {

@@ -59,9 +59,10 @@ End = Literal[
 larger than any that is taken, or forged. `not_triton`: a kernel is written in what Triton does not take, or refused by
 its compiler."""
 
-MOST_INEXACT = 16.0
-"""How many times the tolerance an output may be off on a GPU, as far as error bounds tell. They add up what hardly ever
-comes together; those of honest kernels are a few tolerances at most."""
+MOST_INEXACT = {"float64": 64.0, "float32": 64.0, "float16": 16.0, "bfloat16": 16.0}
+"""How many times the tolerance an output may be off on a GPU, as far as error bounds tell, by the working precision.
+They add up what hardly ever comes together: of a norm after a product they may be 50 tolerances, of most honest kernels
+they are one. Narrow precisions have tolerances of a few last bits, so that fewer say as much."""
 MOST_OF_LARGE = 256.0
 """The same of inputs so large that exponentials make much of a last bit."""
 LOOP_BYTES = 1 << 18
@@ -335,7 +336,7 @@ def _inexact(answers: Answers, seen: Sequence[Measured]) -> str:
 
 def _allowed(call: Replay, answers: Answers) -> list[float]:
     """How far each output may be off on a GPU, as a part of its size."""
-    most = MOST_OF_LARGE if call.case.family == "large" else MOST_INEXACT
+    most = MOST_OF_LARGE if call.case.family == "large" else MOST_INEXACT[answers.precision]
     sides = zip(call.case.exact, call.case.tolerances(answers.precision), strict=True)
     found = [most * tolerance.share_of(exact) for exact, tolerance in sides]
     left = {each.place: each for each in call.case.after}

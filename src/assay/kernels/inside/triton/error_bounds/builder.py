@@ -53,7 +53,7 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 _ALWAYS = pointwise.ALWAYS | {"create_dot", "create_add", "create_bitcast"}
 """Methods whose results may be inexact though all operands are exact, or have a loss to note."""
-_NAMED = pointwise.ALWAYS - {"create_fmul"} | {"create_dot"}
+_NAMED = pointwise.ALWAYS | {"create_dot"}
 """Methods whose results have an error of their own, which what is made of them shares."""
 _WITHOUT_LOSS = frozenset({"create_fmul", "create_addptr"})
 

@@ -83,7 +83,7 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
     if current().fuses:
         limits = total(limits, _doubled(lhs, rhs), _doubled(rhs, lhs))
         give_loss(found, partial(_loss, found, lhs, rhs))
-    return limits, sharing.of_product(found, lhs, rhs)
+    return limits, None if limits is None else sharing.of_product(found, lhs, rhs, limits)
 
 
 def _doubled(product: Any, factor: Any) -> Any:

@@ -31,6 +31,9 @@ from assay.kernels.inside.triton.ledger import current
 PAIR = "exclusive or of a pair"
 """Attribute: two neighbours' values and bounds, whose bits were combined, and along which axis they lie."""
 
+_NEARLY_ALL = 0.9
+"""So much of a product's error has to come from one factor, to be known by that one's."""
+
 _plain: Any = engine.InterpreterBuilder
 MOVES = ("broadcast", "expand_dims", "splat", "unsplat", "reshape", "trans")
 """Methods of the builder, without `create_`, that move lanes."""
@@ -56,13 +59,22 @@ def of_extreme(found: Any, lhs: Any, rhs: Any) -> Lean | None:
     return Lean(np.where((between > limits) | same, origins, 0), parts)
 
 
-def of_product(found: Any, lhs: Any, rhs: Any) -> Lean | None:
-    """Times a power of two an error is that much larger. Other products are rounded: errors of their own."""
+def of_product(found: Any, lhs: Any, rhs: Any, limits: Any) -> Lean | None:
+    """Times a power of two an error is that much larger. Other products are rounded, and have two errors: they share
+    the one that is nearly all."""
+    result: Lean | None = None
     for one, other in ((lhs, rhs), (rhs, lhs)):
         shared = lean(one)
-        if shared is not None and bound(other) is None and powers_of_two(factor := wide(other)).all():
+        if shared is None:
+            continue
+        factor = wide(other)
+        if bound(other) is None and powers_of_two(factor).all():
             return Lean(shared.origins, shared.parts * factor)
-    return None
+        parts = np.where(np.isfinite(factor), shared.parts * factor, 0.0)
+        if np.any(most := (shared.origins != 0) & (np.abs(parts) >= _NEARLY_ALL * limits) & (limits > 0)):
+            result = result or of_its_own(limits)
+            result = Lean(np.where(most, shared.origins, result.origins), np.where(most, parts, result.parts))
+    return result
 
 
 def of_cast(found: Any, source: Any, limits: Any) -> tuple[Any, Lean | None]:

@@ -1,0 +1,184 @@
+"""What error bounds do to a verdict, and what PyTorch's operators between launches do to bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+
+from assay.kernels.inside.replay import inexact, operators
+from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.triton.error_bounds.memory import Bounds
+from support.kernel_graders import Bench
+from support.programs import N, launch, made, operation, window
+from support.trials import SNAKE, Trials, snaking
+
+E = 1e-3
+"""By how much operands are off."""
+
+
+def after(*steps: dict[str, Any], limit: float = E, outs: Any = None, both: bool = True) -> Any:
+    """The bounds of the output after some operations, of storages 0 and 2 that hold numbers from 1 to 2, all off."""
+    out = outs or window(1)
+    program = made(forward=[*steps, launch()], outputs=[out], storages=[8 * N] * 3)
+    memory = Memory(program)
+    memory.bounds = Bounds([raw.data_ptr() for raw in memory.raw], [len(raw) for raw in memory.raw])
+    for storage in (0, 2):
+        given = program.inputs[0] if storage == 0 else program.params[0][1]
+        memory.tensor(given).copy_(torch.linspace(1.0, 2.0, N))
+        if both or storage == 0:
+            inexact.note(memory, given, np.full(N, limit))
+    for step in program.forward[:-1]:
+        operators.run(memory, step)  # type: ignore[arg-type]
+    found = inexact.bounds_of(memory, program.outputs[0])
+    return np.zeros(N) if found is None else found
+
+
+def one(name: str, *args: Any, to: str = "float32", line: int = 7) -> Any:
+    """What an operator leaves in the output, of the type `to`."""
+    out = window(1, dtype=to)
+    kwargs = {"dtype": {"dtype": to}} if name == "_to_copy.default" else {}
+    return after(operation(name, *args, outs=(out,), line=line, **kwargs), outs=out)
+
+
+LEAST: dict[str, tuple[Any, float]] = {
+    "a copy": (("clone.default", window(0)), E),
+    "another order": (("flip.default", window(0), [0]), E),
+    "a sum": (("add.Tensor", window(0), window(2)), 2 * E),
+    "a difference": (("sub.Tensor", window(0), window(2)), 2 * E),
+    "a product": (("mul.Tensor", window(0), window(2)), 2 * E),
+    "a quotient": (("div.Tensor", window(0), window(2)), E),
+    "a product with a number": (("mul.Tensor", window(0), 3.0), 3 * E),
+    "an exponential": (("exp.default", window(0)), 2.7 * E),
+    "the larger of two": (("maximum.default", window(0), window(2)), E),
+    "what is left of too large numbers": (("clamp.default", window(0), 1.5), 0.0),
+}
+"""Operators, and how large each bound must be at least."""
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_bounds_go_through_an_operator_to_each_element(name: str) -> None:
+    given, least = LEAST[name]
+    for line in range(12):  # what is left to chance depends on it
+        found = one(*given, line=line)
+        assert (found >= 0.99 * least).all() and (found <= 8 * max(least, E)).all(), found
+
+
+@pytest.mark.parametrize(("dtype", "step"), [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])
+def test_a_cast_to_a_narrow_type_may_round_to_either_of_two_numbers(dtype: str, step: float) -> None:
+    assert (one("_to_copy.default", window(0), to=dtype) >= step).any()
+
+
+def test_whole_numbers_of_what_is_inexact_may_be_any() -> None:
+    found = one("_to_copy.default", window(0), to="int32")
+    assert np.isinf(found).all()
+
+
+def test_a_comparison_is_undecided_where_numbers_are_as_near_as_they_are_off() -> None:
+    found = one("gt.Scalar", window(0), 1.0, to="bool")
+    assert found[0] > 0 and not found[1:].any()
+    assert (one("gt.Tensor", window(0), window(2), to="bool") > 0).all(), "all of them equal those of the other one"
+
+
+def test_what_is_filled_is_exact() -> None:
+    out = window(1)
+    copied = operation("clone.default", window(0), outs=(out,))
+    assert not after(copied, operation("fill_.Scalar", out, 2.0, outs=(out,))).any()
+    assert not after(copied, operation("zeros.default", [N], outs=(out,))).any()
+
+
+def test_an_operator_in_place_takes_what_was_there() -> None:
+    out = window(1)
+    copied = operation("clone.default", window(0), outs=(out,))
+    added = operation("add_.Tensor", out, window(2), outs=(out,))
+    assert (after(copied, added) >= 1.99 * E).all()
+
+
+def test_a_number_read_as_one_of_another_type_may_be_any() -> None:
+    narrow = operation("_to_copy.default", window(0), outs=(window(1, dtype="float16"),), dtype={"dtype": "float16"})
+    assert np.isinf(after(narrow, outs=window(1, dtype="bfloat16"))).any()
+    assert np.isinf(after(narrow, outs=window(1, (N // 2,), "float32"))).any()
+
+
+def test_a_share_is_of_the_size_of_elements() -> None:
+    program = made()
+    memory = Memory(program)
+    memory.bounds = Bounds([raw.data_ptr() for raw in memory.raw], [len(raw) for raw in memory.raw])
+    (out,) = program.outputs
+    memory.tensor(out).copy_(torch.full((N,), 3.0))
+    assert inexact.told(memory, [out]) == {"inexact": [0.0], "undecided": []}
+    inexact.note(memory, out, np.array([0.0] * (N - 1) + [0.6]))
+    assert inexact.told(memory, [out])["inexact"] == [pytest.approx(0.1)]
+    inexact.note(memory, out, np.array([np.inf] + [0.0] * (N - 1)))
+    assert inexact.told(memory, [out])["inexact"] == [inexact.MOST]
+    memory.bounds = None
+    assert inexact.told(memory, [out]) == {}
+
+
+@pytest.fixture(scope="module")
+def trials(bench: Bench) -> Trials:
+    return Trials(bench)
+
+
+def with_more(more: str, lines: str = "", between: str = "work.flip(0).flip(0)") -> str:
+    """A right solution of SNAKE in two launches, with something added."""
+    body = "\n".join(f"        {line}" for line in lines.splitlines())
+    return snaking(
+        f"""
+    y, work, grid = torch.empty_like(x), torch.empty_like(x), (triton.cdiv(x.numel(), 512),)
+    first[grid](x, self.frequency, work, x.numel(), x.shape[-1], BLOCK=512)
+    second[grid](x, self.frequency, {between}, y, x.numel(), x.shape[-1], BLOCK=512)
+    return y
+    """,
+        head=f"""
+    @triton.jit
+    def first(x_ptr, f_ptr, w_ptr, n, F, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+        a = tl.load(f_ptr + i % F, mask=i < n, other=1.0)
+        tl.store(w_ptr + i, tl.sin(a * x), mask=i < n)
+
+    @triton.jit
+    def second(x_ptr, f_ptr, w_ptr, y_ptr, n, F, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+        a = tl.load(f_ptr + i % F, mask=i < n, other=1.0)
+        s = tl.load(w_ptr + i, mask=i < n, other=0.0)
+        w = (tl.abs(x) + 1.0) / 3.0 - tl.div_rn(tl.abs(x) + 1.0, 3.0)
+{body}
+        tl.store(y_ptr + i, x + s * s / a + {more}, mask=i < n)
+    """,
+    )
+
+
+ENDS = {
+    "nothing more": (with_more("w"), "ok", ""),
+    "a choice that makes no difference": (with_more("tl.where(w > 0.0, w, -w)"), "ok", ""),
+    "a choice that does": (with_more("tl.where(w == 0.0, 0.0, 5.0)"), "wrong", "is right in the interpreter and may"),
+    "its line": (with_more("tl.where(w == 0.0, 0.0, 5.0)"), "wrong", "compared in line"),
+    "a branch": (with_more("0.0", "if tl.max(w, 0) > 0.0:\n    s = s * 2.0"), "wrong", "depends on the last bits"),
+    "a large factor": (with_more("w * 1e6"), "wrong", "of its size, where"),
+    "a small factor": (with_more("w * 0.01"), "ok", ""),
+    "a question after a move": (
+        with_more("tl.where(s == libdevice.sin(a * x), 0.0, 5.0)").replace(
+            "import triton.language as tl\n",
+            "import triton.language as tl\nfrom triton.language.extra import libdevice\n",
+            1,
+        ),
+        "wrong",
+        "may be off by",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_makes_much_of_last_bits_is_wrong(trials: Trials, name: str) -> None:
+    code, end, said = ENDS[name]
+    outcome = trials.run(SNAKE, code)
+    assert outcome.end == end and said in outcome.message, outcome
