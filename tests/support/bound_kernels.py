@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LANES = 256
-PLUS = "def plus(x, y):\n    return x + y"
+HELPERS = {"plus": "def plus(x, y):\n    return x + y", "both": "def both(x, y):\n    return x / 3.0, x * y"}
 OFTEN = (
     *("{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} * {y} + {z}", "{x} * {y} - {z}", "{z} - {x} * {y}", "-{x}"),
     *("{x} * {c}", "{x} * 1.0", "{x} * 2.0", "{x} * -0.25", "({x} * {y}) * 2.0 - {z}", "tl.fma({x}, {y}, {z})"),
@@ -68,6 +68,15 @@ LINES = (
     "{v} = tl.load(c_ptr + i)\ntl.debug_barrier()",
     "p = c_ptr.to(tl.pointer_type(tl.int32))\ntl.store(p + i, {x}.to(tl.int32, bitcast=True))\ntl.debug_barrier()\n"
     "{v} = tl.load(c_ptr + i)\ntl.debug_barrier()",
+    "{v} = tl.load(c_ptr + i, mask={y} > 5.0, other={x})",
+    "t = tl.make_tensor_descriptor(c_ptr, [16, 16], [16, 1], [16, 16])\nt.store([0, 0], SQUARE({x}))\n"
+    "tl.debug_barrier()\n{v} = FLAT(t.load([0, 0]))\ntl.debug_barrier()",
+    "p = tl.make_block_ptr(c_ptr, (16, 16), (16, 1), (0, 0), (16, 16), (1, 0))\ntl.store(p, SQUARE({x}))\n"
+    "tl.debug_barrier()\n{v} = FLAT(tl.load(p, boundary_check=(0, 1)))\ntl.debug_barrier()",
+    "{v}, other = both({x}, {y})\n{v} = {v} - other",
+    "{v} = tl.reshape(tl.trans(tl.reshape(tl.interleave({x}, {y}), (256, 2))), (512,))\n"
+    "{v}, other = tl.split(tl.reshape({v}, (256, 2)))\n{v} = {v} + other",
+    "{v}, place = tl.max({x}, 0, return_indices=True)\n{v} = {v} + place.to(tl.float32) * 0.01 - {y}",
     "{v}, unused = tl.split(tl.reshape(tl.join({x} * {y}, {z}), (256, 2)))\n{v} = {v} - {z}",
     "{v} = {x}\nfor step in range(3):\n    {v} = {v} * 0.5 + {y} / 3.0",
     "{v} = {x}\nif tl.sum({y}, 0) > 3.0:\n    {v} = {x} / 7.0",
@@ -100,7 +109,7 @@ def case_of(text: str, seed: int = 5) -> dict[str, Any]:
     chance = random.Random(seed)
     text = _unfolded(_unfolded(text, "SQUARE(", "tl.reshape(", ", (16, 16))"), "FLAT(", "tl.reshape(", ", (256,))")
     inputs = [("float32", [chance.uniform(-2.0, 2.0) for _ in range(LANES)]) for _ in "ab"]
-    names = {"plus": PLUS} if ", plus" in text else {}
+    names = {name: helper for name, helper in HELPERS.items() if f", {name}" in text or f"{name}(" in text}
     lines = text if "found" in text else f"found = {text}"
     return {"lines": lines, "out": "float32", "inputs": [*inputs, ("float32", [0.0] * LANES)], "names": names}
 

@@ -276,10 +276,10 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
         7e-3, a=(0.6, 0.7, 0.5, 0.05), b=(1.0, 1.0, 1.0, 1.0),
     ),
     "a fused product in a sum of its own": trap(
-        "found = tl.reduce(tl.join(a, b) * tl.join(a, 0 * a - 1), 1, plus)", 5.7e-8, **FUSED, names=PLUS
+        "found = tl.reduce(tl.join(b, a) * tl.join(0 * a - 1, a), 1, plus)", 5.7e-8, **FUSED, names=PLUS
     ),
     "a fused product in a scan of its own": trap(
-        "x = tl.associative_scan(tl.join(a, b) * tl.join(a, 0 * a - 1), 1, plus)\n"
+        "x = tl.associative_scan(tl.join(b, a) * tl.join(0 * a - 1, a), 1, plus)\n"
         "found = tl.sum(tl.where(tl.arange(0, 2)[None, :] == 1, x, 0.0), 1)", 5.7e-8, **FUSED, names=PLUS
     ),
     "a fused product that is the largest of one": trap("found = tl.max((a * a)[:, None], 1) - b", 5.7e-8, **FUSED),

@@ -112,22 +112,24 @@ class Orders:
         else:
             combine = _Own(operation.combine_fn.fn, [each.dtype.scalar for each in values], self.give)
             parts = [np.moveaxis(each.handle.data, operation.axis, -1) for each in values]
+        exact = None if unrounded[0] is None else np.moveaxis(unrounded[0], operation.axis, -1)
         if operation.reverse:
-            parts = [np.flip(part, -1) for part in parts]
-        found = _by_doubling(combine, parts) if self._in_tree() else self._by_steps(combine, parts)
+            parts, exact = [np.flip(part, -1) for part in parts], None if exact is None else np.flip(exact, -1)
+        found = _by_doubling(combine, parts, exact) if self._in_tree() else self._by_steps(combine, parts, exact)
         if operation.reverse:
             found = [np.flip(part, -1) for part in found]
         data = [np.moveaxis(combine.narrow(part), -1, operation.axis) for part in found]
         return [operation.to_tensor(each, value.dtype) for each, value in zip(data, values, strict=True)]
 
-    def _by_steps(self, combine: Any, parts: Any) -> Any:
+    def _by_steps(self, combine: Any, parts: Any, exact: Any) -> Any:
         """Groups in a row each, and then the groups."""
         length = parts[0].shape[-1]
         group = 1 << int(self.chance.integers(0, length.bit_length()))
         found = [part.copy() for part in parts]
         for place in range(1, length):
             if place % group:
-                for whole, one in zip(found, combine(_at(found, place - 1), _at(parts, place), None), strict=True):
+                fused = None if exact is None or self.chance.integers(2) else exact[..., place]
+                for whole, one in zip(found, combine(_at(found, place - 1), _at(parts, place), fused), strict=True):
                     whole[..., place] = one
         for start in range(group, length, group):
             before = [np.broadcast_to(part[..., start - 1 : start], part[..., :group].shape) for part in found]
@@ -250,11 +252,12 @@ def _tree(combine: Any, parts: Any, exact: Any) -> Any:
     return [part[..., 0] for part in parts]
 
 
-def _by_doubling(combine: Any, parts: Any) -> Any:
+def _by_doubling(combine: Any, parts: Any, exact: Any) -> Any:
     """As the lanes of a warp do: each with the one before, then with that of the pair before, and so on."""
     found, step = [part.copy() for part in parts], 1
     while step < found[0].shape[-1]:
-        made = combine([np.roll(part, step, -1) for part in found], found, None)  # blocks have all lanes
+        fused = exact if step == 1 else None
+        made = combine([np.roll(part, step, -1) for part in found], found, fused)  # blocks have all lanes
         found = [np.concatenate([part[..., :step], one[..., step:]], -1) for part, one in zip(found, made, strict=True)]
         step *= 2
     return found

@@ -505,6 +505,20 @@ UNKNOWN = {
     "a fused product in a sum": case(
         "found = tl.sum(tl.join(a, b) * tl.join(a, 0 * a - 1), 1)", "float32", single(1.3), single(1.69)
     ),
+    "a fused product in a scan": case(
+        "p = tl.cumsum(tl.join(b, a) * tl.join(0 * a - 1, a), 1)\n"
+        "found = tl.sum(tl.where(tl.arange(0, 2)[None, :] == 1, p, 0.0), 1)",
+        "float32",
+        single(1.3),
+        single(1.69),
+    ),
+    "a fused product in a scan from behind": case(
+        "p = tl.cumsum(tl.join(a, b) * tl.join(a, 0 * a - 1), 1, reverse=True)\n"
+        "found = tl.sum(tl.where(tl.arange(0, 2)[None, :] == 0, p, 0.0), 1)",
+        "float32",
+        single(1.3),
+        single(1.69),
+    ),
     "small products beside a large sum": case(
         "m = tl.full((16, 16), 0.5, tl.float16)\nfound = tl.max(tl.dot(m, m, m.to(tl.float32) * 33554432), 0)",
         "float32",

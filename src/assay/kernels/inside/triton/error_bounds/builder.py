@@ -55,6 +55,8 @@ _ALWAYS = pointwise.ALWAYS | {"create_dot", "create_add", "create_bitcast"}
 """Methods whose results may be inexact though all operands are exact, or have a loss to note."""
 _NAMED = pointwise.ALWAYS | {"create_dot"}
 """Methods whose results have an error of their own, which what is made of them shares."""
+_OF_LOSSES = frozenset({"create_fadd", "create_fsub"})
+"""Methods that may take a product before it is rounded."""
 _WITHOUT_LOSS = frozenset({"create_fmul", "create_addptr"})
 
 
@@ -109,6 +111,7 @@ def _handles(args: Any) -> list[Any]:
 
 def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     always, cast, compares = name in _ALWAYS, name in choices.OF_CASTS, rule is choices.compared
+    of_losses = name in _OF_LOSSES
 
     def operation(self: Any, *args: Any, **options: Any) -> Any:
         found, noted = getattr(_plain, name)(self, *args, **options), accesses.bounds()
@@ -117,7 +120,7 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
             return found
         operands = _handles(args)
         limits: Any = None
-        if always or any(bound(operand) is not None for operand in known):
+        if always or of_losses or any(bound(operand) is not None for operand in known):
             limits = rule(found, *_given(name, args, operands), **options)
         limits, shared = limits if type(limits) is tuple else (limits, None)
         give(found, _specified(noted, limits), shared)
