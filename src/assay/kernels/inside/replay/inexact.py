@@ -19,13 +19,16 @@ from assay.types import Json
 
 MOST = 1e300
 """What is told of a share that is larger, or infinite."""
+_FORMATS = {"bfloat16": "bf16", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 _TRIALS = 3
 _MARGIN = 2.0
 
 
 def kind_of(window: Window) -> Kind:
     """What kind of elements a window shows."""
-    return Kind(DTYPES[window.dtype], "float" in window.dtype)
+    if "float" not in window.dtype:
+        return Kind(DTYPES[window.dtype], "whole")
+    return Kind(DTYPES[window.dtype], _FORMATS.get(window.dtype, "fraction"))
 
 
 def bounds_of(memory: Memory, window: Window) -> Any:

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 
 from assay.kernels.inside.replay.state import State
-from assay.kernels.inside.triton.error_bounds.memory import Bounds, Noted
+from assay.kernels.inside.triton.error_bounds import memory as error_bounds
+from assay.kernels.inside.triton.error_bounds.memory import Bounds
 from assay.kernels.program.form import DTYPES, Program, Window, operations_in, windows_in
 
 BYTES = 256
@@ -28,7 +29,7 @@ class Copy:
     """What some storages held, and what was known of them."""
 
     held: dict[int, tuple[torch.Tensor, ...]]
-    bounds: dict[int, Noted] | None
+    bounds: error_bounds.Copy | None
 
 
 class Memory:

@@ -27,7 +27,7 @@ from triton.runtime.driver import driver
 from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.error_bounds import builder as error_bounds
 from assay.kernels.inside.triton.ledger import PausedError, UnsupportedError, current, refuse
-from assay.kernels.inside.triton.libdevice import DENORMAL, KEEPS_NAN, LIBRARY, LOGARITHMS
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, KEEPS_NAN, LIBRARY, LOGARITHMS
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.inside.triton.values import (
     bfloat16,
@@ -242,9 +242,10 @@ def _extern_elementwise(_self: Any, _name: str, _path: str, symbol: str, args: A
         refuse(UnsupportedError(f"the interpreter does not have libdevice's {symbol}"))
     dtype, kind, single = result.scalar, engine._get_np_dtype(result), np.dtype(np.float32)
     flushes = symbol not in DENORMAL and symbol not in LOGARITHMS
-    data = np.asarray(
-        function(*(functions.flushed(a.data) if flushes and a.data.dtype == single else a.data for a in args))
-    )
+    given = [functions.flushed(a.data) if flushes and a.data.dtype == single else a.data for a in args]
+    if symbol not in EXACT:  # rounded once, to nearest
+        given = [each.astype(np.float64) if each.dtype == single else each for each in given]
+    data = np.asarray(function(*given))
     if data.dtype.kind == "f" and kind.kind == "i":
         return engine.TensorHandle(casts.saturated(data, kind), dtype)
     data = data.astype(kind)

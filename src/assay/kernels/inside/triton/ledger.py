@@ -142,6 +142,9 @@ class Ledger:
         self.bounds, self.secret = bounds, secret
         self.fuses = True
         """Whether a GPU may fuse products with sums in the launch under way."""
+        self.any_order = False
+        """Whether sums and products under way might be made of other ones, in another order: they lose what rounding
+        costs, also of exact numbers."""
         self.turns: Turning | None = None
         """How programs of the launch under way take turns; None: one after another."""
         self.early = self.apart = self.unused = False

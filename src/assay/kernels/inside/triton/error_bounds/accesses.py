@@ -69,10 +69,14 @@ def of_certain(name: str, *, value: int | None = None) -> Any:
     return operation
 
 
+_OTHER_FORMATS = ("bf16", "fp8e4nv", "fp8e5")
+
+
 def _kind(handle: Any) -> Kind:
     """What kind of elements a pointer points to."""
     element = handle.get_element_ty()
-    return Kind(numpy_dtype(element).itemsize, bool(element.is_floating()))
+    name = "whole" if not element.is_floating() else element.name if element.name in _OTHER_FORMATS else "fraction"
+    return Kind(numpy_dtype(element).itemsize, name)
 
 
 def _array(mask: Any) -> Any:
@@ -92,7 +96,7 @@ def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
     seen = noted.load(ptrs.data, active, _kind(ptrs))
     limits, shared = (0.0, None) if seen is None else _as_read(found, seen)
     if shared is not None:
-        shared = Lean(np.where(active, shared.origins, 0), shared.parts)
+        shared = Lean(np.where(active, shared.origins, 0), shared.parts, np.where(active, shared.copies, 0))
     limits = np.where(active, limits, or_zero(None if other is None else bound(other)))
     doubt = [bound(part) for part in (ptrs, mask) if isinstance(part, engine.TensorHandle) and bound(part) is not None]
     if doubt:
@@ -101,19 +105,19 @@ def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
     return give(found, limits if lanes is None else np.where(lanes, UNKNOWN, limits), shared)
 
 
-def _as_read(found: Any, seen: Found) -> tuple[Any, Lean]:
+def _as_read(found: Any, seen: Found) -> tuple[Any, Lean | None]:
     """What is known of what is read, some of it as another kind than it was written as."""
     limits = np.maximum(seen.limits, 0.0)
     if not seen.other.any():
-        return limits, Lean(seen.origins, seen.leans)
+        return limits, Lean(seen.origins, seen.leans, seen.copies)
     written = _as_written(found)
     if written is None:
-        return np.where(seen.other, UNKNOWN, limits), Lean(np.where(seen.other, 0, seen.origins), seen.leans)
+        return np.where(seen.other, UNKNOWN, limits), None
     give(written, np.where(seen.other, limits, 0.0))
     read = np.where(seen.other, choices.read_as(found, written)[0], limits)
-    whole = seen.leans == seen.limits
+    whole = np.abs(seen.leans) == seen.limits
     origins = np.where(seen.other & ~whole, 0, seen.origins)
-    return read, Lean(origins, np.where(seen.other, read, seen.leans))
+    return read, Lean(origins, np.where(seen.other, read, seen.leans), seen.copies)
 
 
 _OTHER_KINDS = {2: (tl.int16, tl.float16), 4: (tl.int32, tl.float32), 8: (tl.int64, tl.float64)}
@@ -156,9 +160,10 @@ def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options
     found = _plain.create_atomic_rmw(self, op, ptr, val, mask, *rest, **options)
     brought = bound(val)
     if op == kinds.FADD:
-        limits = or_zero(brought) + _lost(found, val)
-        if np.any(limits) or before is not None:
-            noted.add(ptr.data, active, limits, kind)
+        if brought is not None:
+            noted.add(ptr.data, active, brought, kind)
+        noted.summed(ptr.data, active, wide(val), wide(found), kind, 2.0 / epsilon(val.dtype), epsilon(val.dtype))
+        if brought is not None or noted.load(ptr.data, active, kind) is not None:
             give(found, np.full(found.data.shape, UNKNOWN))
     elif op == kinds.XCHG:
         noted.store(ptr.data, active, _left(val), kind, named(val))
@@ -169,20 +174,11 @@ def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options
             noted.add(ptr.data, active, or_zero(brought), kind)
         else:
             extreme = op in (kinds.MAX, kinds.MIN, kinds.UMAX, kinds.UMIN)
-            noted.store(ptr.data, active, widest if extreme else np.where(widest > 0, UNKNOWN, 0.0), kind)
+            noted.widen(ptr.data, active, widest if extreme else np.where(widest > 0, UNKNOWN, 0.0), kind)
         give(found, np.where(np.broadcast_to(widest, found.data.shape) > 0, UNKNOWN, 0.0))
     if not active.all():
         give(found, np.where(active.reshape(found.data.shape), or_zero(bound(found)), UNKNOWN))
     return found
-
-
-def _lost(found: Any, val: Any) -> Any:
-    """What sums lose that are made in an order of the GPU's: nothing of whole numbers with few enough bits."""
-    before, added = wide(found), wide(val)
-    sums = before + added
-    whole = (np.rint(before) == before) & (np.rint(added) == added) & (np.abs(sums) <= 2.0 / epsilon(val.dtype))
-    most = np.maximum.reduce([np.abs(each) for each in np.broadcast_arrays(before, added, sums)])
-    return np.where(whole | (added == 0), 0.0, epsilon(val.dtype) * np.where(np.isfinite(most), most, 0.0))
 
 
 def cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any, **options: Any) -> Any:

@@ -14,6 +14,8 @@ cost (`loss`) goes with it.
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +25,26 @@ from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.values import bfloat16, casts
 
 _BOUND, _LOSS, _LEAN = "error bound", "loss of a product", "shared error"
+JOINS = "roundings of a product of matrices"
+"""Attribute: how many a sum has that the compiler makes part of a product of matrices."""
 _EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-23, "fp64": 2.0**-52, "fp8e4nv": 2.0**-3, "fp8e5": 2.0**-2}
 """Last bits of numbers from 1 to 2."""
 _LEAST = {"fp16": 2.0**-24, "bf16": 2.0**-133, "fp32": 2.0**-149, "fp64": 5e-324, "fp8e4nv": 2.0**-9, "fp8e5": 2.0**-16}
 """The least numbers above 0."""
+LARGEST = {
+    **{"fp16": 65504.0, "bf16": 3.3895e38, "fp32": 3.4028235e38, "fp64": sys.float_info.max},
+    **{"fp8e4nv": 448.0, "fp8e5": 57344.0},
+}
+"""The largest numbers below infinity."""
+_NORMAL = {
+    "fp16": 2.0**-14,
+    "bf16": 2.0**-126,
+    "fp32": 2.0**-126,
+    "fp64": 2.0**-1022,
+    "fp8e4nv": 2.0**-6,
+    "fp8e5": 2.0**-14,
+}
+"""The least numbers of full precision."""
 _fresh = itertools.count(1)
 _LANES = 1 << 24
 MOST = 0.5
@@ -34,12 +52,14 @@ MOST = 0.5
 
 
 class Lean(NamedTuple):
-    """The part of an error that a value shares with others: which error that is, and how much of it, with a sign."""
+    """What a value shares with others: the part of its error that is one error with theirs, and itself with copies."""
 
     origins: Any
     """Numbers, each of one error; 0 for none."""
     parts: Any
-    """How far the value is off where that error is the largest it can be; no more than its bound."""
+    """How far the value is off where that error is the largest it can be, with a sign; no more than its bound."""
+    copies: Any
+    """Numbers, each of one value and all copies of it; 0 for none."""
 
 
 def bound(handle: Any) -> Any:
@@ -57,7 +77,7 @@ def loss(handle: Any) -> Any:
 
 def carries(handle: Any) -> bool:
     """Whether there is more to know of a value than what it holds."""
-    return _BOUND in handle.attr or _LOSS in handle.attr
+    return _BOUND in handle.attr or _LOSS in handle.attr or JOINS in handle.attr
 
 
 def give(handle: Any, limits: Any, shared: Lean | None = None) -> Any:
@@ -71,7 +91,9 @@ def give(handle: Any, limits: Any, shared: Lean | None = None) -> Any:
         handle.attr[_BOUND] = limits = np.broadcast_to(limits, handle.data.shape)
         if shared is not None:
             parts = np.clip(np.where(np.isfinite(limits), shared.parts, 0.0), -limits, limits)
-            handle.attr[_LEAN] = Lean(np.broadcast_to(shared.origins, limits.shape), parts)
+            handle.attr[_LEAN] = Lean(
+                np.broadcast_to(shared.origins, limits.shape), parts, np.broadcast_to(shared.copies, limits.shape)
+            )
     return handle
 
 
@@ -88,34 +110,44 @@ def lean(handle: Any) -> Lean | None:
 
 
 def named(handle: Any, least: float = 0.0) -> Lean | None:
-    """The same, once an inexact value's error has a name, so that what is made of it can share it. `least`: lanes that
-    share less of their errors get a name for all of it."""
+    """The same, once an inexact value and its error have names, so that copies and what is made of it can share them.
+    `least`: lanes that share less of their errors get a name for all of it."""
     limits = bound(handle)
     if limits is None:
         return None
     shared = lean(handle)
-    if shared is None or np.any(few := np.abs(shared.parts) < least * limits):
+    if shared is None:
+        shared = handle.attr[_LEAN] = of_its_own(limits)
+        return shared
+    few = np.abs(shared.parts) < least * limits
+    unnamed = shared.copies == 0
+    if few.any() or unnamed.any():
         own = of_its_own(limits)
-        if shared is not None:
-            own = Lean(*(np.where(few, *each) for each in zip(own, shared, strict=True)))
-        shared = handle.attr[_LEAN] = own
+        shared = handle.attr[_LEAN] = Lean(
+            np.where(few, own.origins, shared.origins),
+            np.where(few, own.parts, shared.parts),
+            np.where(unnamed, own.copies, shared.copies),
+        )
     return shared
 
 
 def of_its_own(limits: Any) -> Lean:
-    """All of some errors under names that nothing else has."""
-    places = np.arange(limits.size, dtype=np.int64).reshape(limits.shape)
-    return Lean(next(_fresh) * _LANES + places, limits)
+    """All of some errors, and values, under names that nothing else has."""
+    names = next(_fresh) * _LANES + np.arange(limits.size, dtype=np.int64).reshape(limits.shape)
+    return Lean(names, limits, names)
 
 
 def none_shared(shape: Any) -> Lean:
     """What shares nothing."""
-    return Lean(np.zeros(shape, np.int64), np.zeros(shape))
+    nothing = np.zeros(shape, np.int64)
+    return Lean(nothing, np.zeros(shape), nothing)
 
 
 def difference(lhs: Any, rhs: Any, sign: Any) -> tuple[Any, Lean | None]:
     """The bound of one value and `sign` times another, and what it shares: the errors that both have add up or cancel,
     the others add up."""
+    if lhs is rhs and np.all(sign == -1.0):
+        return np.where(bound(lhs) == UNKNOWN, UNKNOWN, 0.0), None
     left, right = or_zero(bound(lhs)), times(bound(rhs), sign)
     one, other = lean(lhs), lean(rhs)
     if one is None and other is None:
@@ -128,8 +160,10 @@ def difference(lhs: Any, rhs: Any, sign: Any) -> tuple[Any, Lean | None]:
     mine = np.abs(one.parts) >= np.abs(theirs)
     others = (left - np.abs(one.parts)) + (or_zero(right) - np.abs(theirs))
     limits = np.where(same, others + np.abs(both), left + or_zero(right))
+    if np.any(copies := (one.copies == other.copies) & (one.copies != 0) & (sign == -1.0)):
+        limits = np.where(copies & np.isfinite(limits), 0.0, limits)
     origins = np.where(same | mine, one.origins, other.origins)
-    return limits, Lean(origins, np.where(same, both, np.where(mine, one.parts, theirs)))
+    return limits, Lean(origins, np.where(same, both, np.where(mine, one.parts, theirs)), 0)
 
 
 def wide(handle: Any) -> Any:
@@ -169,24 +203,36 @@ def last_bits(values: Any, dtype: Any) -> Any:
     return _EPSILON[dtype.scalar.name] * np.abs(values) + _LEAST[dtype.scalar.name]
 
 
-def rounded(found: Any, limits: Any, operands: Any) -> Any:
-    """The bound of a result that is rounded, from that of the exact one; `found` and `operands` are handles.
-
-    An infinity that an exact operand has stays one, and so does a NaN.
-    """
+def rounded(found: Any, limits: Any, settled: Callable[[], Any]) -> Any:
+    """The bound of a result that is rounded, from that of the exact one. `settled`: which results are what they are
+    because an exact operand is infinite or no number, whatever the others are; asked for where some are not finite."""
     if limits is None:
         return None
     values = wide(found)
-    finite = np.isfinite(values)
-    limits = np.where(limits > 0, limits + last_bits(np.where(finite, np.abs(values) + limits, 0.0), found.dtype), 0.0)
-    if finite.all():
+    size = np.abs(values)
+    limits = np.where(np.isnan(limits), UNKNOWN, limits)
+    limits = np.where(limits > 0, limits + last_bits(size + limits, found.dtype), 0.0)
+    beyond = ~(size + limits <= LARGEST.get(found.dtype.scalar.name, np.inf))
+    if not beyond.any():
         return limits
-    settled = np.zeros(values.shape, bool)
-    for operand in operands:
-        held = wide(operand)
-        same = np.isnan(held) | (np.isinf(held) & np.isinf(values))
-        settled = settled | (same & (or_zero(bound(operand)) == 0))
-    return np.where(finite, limits, np.where(settled | (limits == 0), 0.0, UNKNOWN))
+    return np.where(beyond & (limits != 0), np.where(settled(), 0.0, UNKNOWN), limits)
+
+
+def scaled(found: Any, limits: Any) -> Any:
+    """The bound of a result that is a power of two times an inexact number: rounded only where it is denormal."""
+    name = found.dtype.scalar.name
+    small = (limits > 0) & (np.abs(wide(found)) - limits < _NORMAL[name])
+    return np.where(small, limits + _LEAST[name], limits)
+
+
+def endless(handle: Any) -> Any:
+    """Which values are infinite or no number in every GPU."""
+    return ~np.isfinite(wide(handle)) & (or_zero(bound(handle)) == 0)
+
+
+def signed(handle: Any) -> Any:
+    """Which values are other than zero, and of one sign, in every GPU."""
+    return np.abs(wide(handle)) > or_zero(bound(handle))
 
 
 def apart(left: Any, right: Any) -> Any:
@@ -197,12 +243,35 @@ def apart(left: Any, right: Any) -> Any:
     )
 
 
+def unlike(left: Any, right: Any, least: float) -> Any:
+    """The same of fractions, of which two zeros of unlike signs are a least number apart: their inverses are not
+    alike."""
+    found = apart(left, right)
+    signs = (left == 0) & (right == 0) & (np.signbit(left) != np.signbit(right))
+    return np.where(signs, least, found) if signs.any() else found
+
+
+def least_of(dtype: Any) -> float:
+    """The least number above 0."""
+    return _LEAST[dtype.scalar.name]
+
+
 def ends(handle: Any) -> tuple[Any, Any]:
     """The least and the largest number that a GPU may have in the place of each value."""
     values, limits = wide(handle), bound(handle)
     if limits is None:
         return values, values
-    return values - limits, values + limits
+    return below(values, limits), above(values, limits)
+
+
+def below(values: Any, limits: Any) -> Any:
+    """The least numbers that may be in the place of values; of infinities, too."""
+    return np.where(limits == UNKNOWN, -np.inf, np.where(limits == 0, values, values - limits))
+
+
+def above(values: Any, limits: Any) -> Any:
+    """The largest ones."""
+    return np.where(limits == UNKNOWN, np.inf, np.where(limits == 0, values, values + limits))
 
 
 def hull(values: Any, low: Any, high: Any) -> Any:

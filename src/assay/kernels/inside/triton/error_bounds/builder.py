@@ -55,8 +55,8 @@ _ALWAYS = pointwise.ALWAYS | {"create_dot", "create_add", "create_bitcast"}
 """Methods whose results may be inexact though all operands are exact, or have a loss to note."""
 _NAMED = pointwise.ALWAYS | {"create_dot"}
 """Methods whose results have an error of their own, which what is made of them shares."""
-_OF_LOSSES = frozenset({"create_fadd", "create_fsub"})
-"""Methods that may take a product before it is rounded."""
+_SUMS = frozenset({"create_fadd", "create_fsub", "create_fma"})
+"""Methods that may take a product before it is rounded, or lose what another order would (`Ledger.any_order`)."""
 _WITHOUT_LOSS = frozenset({"create_fmul", "create_addptr"})
 
 
@@ -111,16 +111,16 @@ def _handles(args: Any) -> list[Any]:
 
 def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     always, cast, compares = name in _ALWAYS, name in choices.OF_CASTS, rule is choices.compared
-    of_losses = name in _OF_LOSSES
+    adds = name in _SUMS
 
     def operation(self: Any, *args: Any, **options: Any) -> Any:
         found, noted = getattr(_plain, name)(self, *args, **options), accesses.bounds()
         known = [arg for arg in args if type(arg) is engine.TensorHandle and arg.attr and carries(arg)]
-        if not (always or known) and noted.unspecified is None:
+        if not (always or known or (adds and current().any_order)) and noted.unspecified is None:
             return found
         operands = _handles(args)
         limits: Any = None
-        if always or of_losses or any(bound(operand) is not None for operand in known):
+        if always or adds or any(bound(operand) is not None for operand in known):
             limits = rule(found, *_given(name, args, operands), **options)
         limits, shared = limits if type(limits) is tuple else (limits, None)
         give(found, _specified(noted, limits), shared)
@@ -140,6 +140,8 @@ def _given(name: str, args: tuple[Any, ...], operands: list[Any]) -> Any:
     """What a rule is given: operands, and what else it asks for."""
     if name == "create_dot":
         return args[:4]
+    if name in choices.OF_CASTS:
+        return args[:1] + tuple(arg for arg in args[1:] if isinstance(arg, engine._ir.ROUNDING_MODE))
     return args if name in ("create_gather", "create_histogram") else operands
 
 

@@ -11,17 +11,23 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    LARGEST,
+    above,
     apart,
+    below,
     bound,
     difference,
     ends,
     hull,
     last_bits,
+    least_of,
     or_zero,
     total,
+    unlike,
     wide,
 )
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
@@ -29,7 +35,7 @@ from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.products import OF_EIGHT_BITS
 
 _BOOL = np.dtype(np.bool_)
-_MOST = {"fp16": 65504.0, "bf16": 3.3895e38, "fp32": 3.4028235e38, "fp8e4nv": 448.0, "fp8e5": 57344.0}
+_RTZ = engine._ir.ROUNDING_MODE.RTZ
 
 
 def compared(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -57,7 +63,9 @@ def selected(found: Any, condition: Any, lhs: Any, rhs: Any) -> Any:
 def _apart(lhs: Any, rhs: Any) -> Any:
     if lhs.dtype.scalar.is_ptr():
         return np.where(lhs.data == rhs.data, 0.0, UNKNOWN)
-    return apart(wide(lhs), wide(rhs))
+    if not lhs.dtype.scalar.is_floating():
+        return apart(wide(lhs), wide(rhs))
+    return unlike(wide(lhs), wide(rhs), least_of(lhs.dtype))
 
 
 def _limits(dtype: Any) -> tuple[float, float]:
@@ -115,7 +123,9 @@ def rest(found: Any, lhs: Any, rhs: Any) -> Any:
         return np.where((or_zero(bound(lhs)) > 0) | (bound(rhs) > 0), UNKNOWN, 0.0)
     low, high = ends(lhs)
     same = np.trunc(low / wide(rhs)) == np.trunc(high / wide(rhs))
-    return np.where(same | (bound(lhs) == 0), bound(lhs), np.abs(wide(rhs)))
+    most = np.abs(wide(rhs)) - 1.0
+    either = hull(wide(found), np.where(low < 0, -most, 0.0), np.where(high > 0, most, 0.0))
+    return np.where(same | (bound(lhs) == 0), bound(lhs), either)
 
 
 def shifted(found: Any, lhs: Any, rhs: Any, *, left: bool) -> Any:
@@ -169,12 +179,12 @@ def exclusive(found: Any, lhs: Any, rhs: Any) -> Any:
     return np.where((left > 0) | (right > 0), UNKNOWN, 0.0)
 
 
-def cast(found: Any, source: Any) -> Any:
-    """Casts between numbers."""
+def cast(found: Any, source: Any, *how: Any) -> Any:
+    """Casts between numbers. `how`: the direction in which a fraction is rounded, where that is not to the nearest."""
     limits = bound(source)
     kind, before = found.dtype.scalar, source.dtype.scalar
     if kind.is_floating():
-        return sharing.of_cast(found, source, _to_fraction(found, source, limits))
+        return sharing.of_cast(found, source, _to_fraction(found, source, limits, cut_off=_RTZ in how))
     if kind.is_bool():
         return (limits > 0).astype(np.float64)
     low, high = ends(source)
@@ -186,14 +196,18 @@ def cast(found: Any, source: Any) -> Any:
     return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, hull(values, low, high)))
 
 
-def _to_fraction(found: Any, source: Any, limits: Any) -> Any:
+def _to_fraction(found: Any, source: Any, limits: Any, *, cut_off: bool) -> Any:
     values = wide(source)
-    most = _MOST.get(found.dtype.scalar.name, np.inf)
+    most = LARGEST[found.dtype.scalar.name]
     finite = np.isfinite(values)
     size = np.where(finite, np.abs(values) + np.where(np.isfinite(limits), limits, 0.0), 0.0)
     if (nearest := _NEAREST.get(found.dtype.scalar.name)) is not None:
         # Most numbers are rounded to the same one wherever within their bounds they are.
-        spread = hull(wide(found), nearest(values - limits), nearest(values + limits))
+        least, mine = least_of(found.dtype), wide(found)
+        ends = (nearest(each) for each in (below(values, limits), above(values, limits)))
+        spread = np.maximum(*(unlike(mine, each, least) for each in ends))
+        if cut_off:
+            spread = spread + last_bits(size, found.dtype)
     else:
         spread = limits + last_bits(size, found.dtype)
     spread = np.where(size > most, UNKNOWN, spread)

@@ -20,38 +20,64 @@ class Kind(NamedTuple):
     """What kind of elements an access sees."""
 
     itemsize: int
-    fractions: bool
+    format: str
+    """`whole`; `fraction`, of IEEE 754; or the name of another type of fractions."""
 
     @property
     def number(self) -> int:
         """It as a number."""
-        return self.itemsize | (0x20 if self.fractions else 0)
+        return self.itemsize | _FORMATS[self.format] << _SHIFT
+
+
+_FORMATS = {name: place for place, name in enumerate(("whole", "fraction", "bf16", "fp8e4nv", "fp8e5"))}
+_SHIFT = 4
+_WHOLE_OR_FRACTION = 2
 
 
 class Noted(NamedTuple):
     """What is known of the bytes of a storage: the bound of the element that each is of, the element's kind, and what
-    it shares of its error (`bounds.Lean`), at its first byte."""
+    it shares (`bounds.Lean`), at its first byte."""
 
     limits: Any
     kinds: Any
     origins: Any
     leans: Any
+    copies: Any
 
     def copy(self) -> Noted:
         """The same, to be kept."""
         return Noted(*(part.copy() for part in self))
 
 
+class Sums(NamedTuple):
+    """What atomic operations have added to the elements of a storage since they were stored, at the first byte of
+    each: the sizes of all terms, how many they are, and whether all are whole numbers."""
+
+    sizes: Any
+    counts: Any
+    whole: Any
+
+    def copy(self) -> Sums:
+        """The same, to be kept."""
+        return Sums(*(part.copy() for part in self))
+
+
 class Found(NamedTuple):
-    """What is known of some elements: their bounds, what they share, and which were written as the other kind."""
+    """What is known of some elements: their bounds, what they share, and which were written as the other kind, whole
+    numbers as fractions or fractions as whole numbers."""
 
     limits: Any
     origins: Any
     leans: Any
+    copies: Any
     other: Any
 
 
-Copy = dict[int, Noted]
+class Copy(NamedTuple):
+    """What was known once."""
+
+    noted: dict[int, Noted]
+    sums: dict[int, Sums]
 
 
 class Bounds:
@@ -64,6 +90,7 @@ class Bounds:
         self._places = [place for _, place in order]
         self._sizes = list(sizes)
         self.noted: dict[int, Noted] = {}
+        self._sums: dict[int, Sums] = {}
         self.unspecified: Any = None
         """Of the operation under way: which lanes of its result have no value."""
         self.lines: dict[int, None] = {}
@@ -79,7 +106,7 @@ class Bounds:
         if not self.noted:
             return None
         shape = pointers.shape
-        found = Found(np.zeros(shape), np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape, bool))
+        found = Found(*(np.zeros(shape, kind) for kind in (float, np.int64, float, np.int64, bool)))
         for place, lanes, at in self._by_storage(pointers, mask):
             if place in self.noted:
                 for whole, part in zip(found, self._seen(place, at, kind), strict=True):
@@ -87,15 +114,18 @@ class Bounds:
         return found if found.limits.any() else None
 
     def _seen(self, place: int, at: Any, kind: Kind) -> Found:
-        noted = self.noted[place]
-        limits, other = np.zeros(at.shape), np.zeros(at.shape, bool)
+        noted, first = self.noted[place], self.noted[place].limits[at]
+        limits, other, torn = np.zeros(at.shape), np.zeros(at.shape, bool), np.zeros(at.shape, bool)
         for part in range(kind.itemsize):
             here, kinds = noted.limits[at + part], noted.kinds[at + part]
             unlike = (here != 0) & (kinds != kind.number)
-            other |= unlike & (kinds & 0x1F == kind.itemsize)
-            broken = unlike & ((kinds & 0x1F != kind.itemsize) | (here == BITS))
-            limits = np.maximum(limits, np.where(broken, UNKNOWN, here))
-        return Found(limits, noted.origins[at], noted.leans[at], other)
+            same_bits = (kinds & ((1 << _SHIFT) - 1) == kind.itemsize) & (kinds >> _SHIFT < _WHOLE_OR_FRACTION)
+            same_bits &= _FORMATS[kind.format] < _WHOLE_OR_FRACTION
+            other |= unlike & same_bits
+            torn |= (unlike & (~same_bits | (here == BITS))) | (here != first)
+            limits = np.maximum(limits, here)
+        limits = np.where(torn, UNKNOWN, limits)
+        return Found(limits, noted.origins[at], noted.leans[at], np.where(torn, 0, noted.copies[at]), other & ~torn)
 
     def store(self, pointers: Any, mask: Any, limits: Any, kind: Kind, shared: Any = None) -> None:
         """Give elements at some addresses other bounds. `limits`: None for exact ones. `shared`: their `Lean`."""
@@ -106,7 +136,7 @@ class Bounds:
                 continue
             parts = (
                 0 if part is None else np.broadcast_to(part, pointers.shape)[lanes]
-                for part in (limits, *(shared or (None, None)))
+                for part in (limits, *(shared or (None, None, None)))
             )
             self.note(place, at, kind, *parts)
 
@@ -117,23 +147,75 @@ class Bounds:
             sums = noted.limits.copy()
             np.add.at(sums, at, np.broadcast_to(limits, pointers.shape)[lanes])
             mixed = (noted.limits[at] != 0) & (noted.kinds[at] != kind.number)
-            self.note(place, at, kind, np.where(mixed, UNKNOWN, sums[at]))
+            self._note(place, at, kind, np.where(mixed, UNKNOWN, sums[at]))
 
-    def note(self, place: int, at: Any, kind: Kind, limits: Any, origins: Any = 0, leans: Any = 0) -> None:
-        """Give elements of a storage, at some bytes, other bounds."""
+    def widen(self, pointers: Any, mask: Any, limits: Any, kind: Kind) -> None:
+        """Let elements at some addresses have at least some bounds."""
+        for place, lanes, at in self._by_storage(pointers, mask):
+            noted = self._of(place)
+            widest = noted.limits.copy()
+            np.maximum.at(widest, at, np.broadcast_to(limits, pointers.shape)[lanes])
+            self._note(place, at, kind, widest[at])
+
+    def summed(
+        self, pointers: Any, mask: Any, terms: Any, before: Any, kind: Kind, most: float, epsilon: float
+    ) -> None:
+        """Note terms that atomic operations add to fractions, in any order: n terms are off by n last bits (`epsilon`)
+        of what their sizes come to. Whole numbers up to `most` are added exactly. `before`: what was there."""
+        for place, lanes, at in self._by_storage(pointers, mask):
+            sizes, counts, whole = sums = self._sums_of(place)
+            mine, start = (np.broadcast_to(each, pointers.shape)[lanes] for each in (terms, before))
+            fresh = counts[at] == 0
+            sizes[at], whole[at] = (
+                np.where(fresh, np.abs(start), sizes[at]),
+                np.where(fresh, np.rint(start) == start, whole[at]),
+            )
+            earlier = _lost(sums, at, most, epsilon)
+            np.add.at(sizes, at, np.abs(mine))
+            np.add.at(counts, at, mine != 0)
+            np.logical_and.at(whole, at, np.rint(mine) == mine)
+            more = _lost(sums, at, most, epsilon) - earlier
+            if more.any() or place in self.noted:
+                noted = self._of(place)
+                mixed = (noted.limits[at] != 0) & (noted.kinds[at] != kind.number)
+                self._note(place, at, kind, np.where(mixed, UNKNOWN, noted.limits[at] + more))
+
+    def note(
+        self, place: int, at: Any, kind: Kind, limits: Any, origins: Any = 0, leans: Any = 0, copies: Any = 0
+    ) -> None:
+        """Give elements of a storage, at some bytes, other bounds: they were stored."""
+        if place in self._sums:
+            self._sums[place].counts[at] = 0
+        self._note(place, at, kind, limits, origins, leans, copies)
+
+    def _note(
+        self, place: int, at: Any, kind: Kind, limits: Any, origins: Any = 0, leans: Any = 0, copies: Any = 0
+    ) -> None:
         noted = self._of(place)
-        noted.origins[at], noted.leans[at] = origins, leans
-        for part in range(kind.itemsize):
+        noted.limits[at], noted.origins[at], noted.leans[at], noted.copies[at] = limits, origins, leans, copies
+        twice = (noted.limits[at] != limits) | (noted.origins[at] != origins) | (noted.copies[at] != copies)
+        if np.any(twice):  # several lanes store to one address, and any of them may be the last
+            widest = np.broadcast_to(limits, at.shape)
+            np.maximum.at(noted.limits, at, widest)
+            noted.origins[at[twice]] = noted.copies[at[twice]] = 0
+            limits = noted.limits[at]
+        for part in range(1, kind.itemsize):
             noted.limits[at + part] = limits
+        for part in range(kind.itemsize):
             noted.kinds[at + part] = kind.number
 
     def _of(self, place: int) -> Noted:
         if place not in self.noted:
             size = self._sizes[place]
-            self.noted[place] = Noted(
-                np.zeros(size), np.zeros(size, np.uint8), np.zeros(size, np.int64), np.zeros(size)
-            )
+            kinds = float, np.uint8, np.int64, float, np.int64
+            self.noted[place] = Noted(*(np.zeros(size, kind) for kind in kinds))
         return self.noted[place]
+
+    def _sums_of(self, place: int) -> Sums:
+        if place not in self._sums:
+            size = self._sizes[place]
+            self._sums[place] = Sums(np.zeros(size), np.zeros(size), np.ones(size, bool))
+        return self._sums[place]
 
     def _by_storage(self, pointers: Any, mask: Any) -> Iterator[tuple[int, Any, Any]]:
         """Storages, which lanes lie in them, and at which byte."""
@@ -169,16 +251,26 @@ class Bounds:
 
     def forget(self, places: Sequence[int] | None = None) -> None:
         """All that some storages hold is exact again."""
-        for place in list(self.noted) if places is None else places:
+        for place in {*self.noted, *self._sums} if places is None else places:
             self.noted.pop(place, None)
+            self._sums.pop(place, None)
 
     def copy(self) -> Copy:
-        """What is noted."""
-        return {place: noted.copy() for place, noted in self.noted.items()}
+        """What is known."""
+        noted = {place: each.copy() for place, each in self.noted.items()}
+        return Copy(noted, {place: each.copy() for place, each in self._sums.items()})
 
     def take_back(self, copy: Copy) -> None:
-        """Note what was noted then."""
-        self.noted = {place: noted.copy() for place, noted in copy.items()}
+        """Know what was known then."""
+        self.noted = {place: noted.copy() for place, noted in copy.noted.items()}
+        self._sums = {place: sums.copy() for place, sums in copy.sums.items()}
+
+
+def _lost(sums: Sums, at: Any, most: float, epsilon: float) -> Any:
+    """What any order may lose of the sums at some bytes."""
+    exact = sums.whole[at] & (sums.sizes[at] <= most)
+    with np.errstate(invalid="ignore"):
+        return np.where(exact, 0.0, sums.counts[at] * epsilon * sums.sizes[at])
 
 
 def line_of_kernel() -> int:

@@ -17,21 +17,29 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    JOINS,
+    above,
     apart,
+    below,
     bound,
     carries,
     difference,
+    endless,
     ends,
     epsilon,
     give,
     give_loss,
     hull,
     last_bits,
+    least_of,
     loss,
     or_zero,
     rounded,
+    scaled,
+    signed,
     times,
     total,
+    unlike,
     wide,
 )
 from assay.kernels.inside.triton.error_bounds.certain import powers_of_two, settled_results
@@ -67,7 +75,32 @@ def sum_of(found: Any, lhs: Any, rhs: Any, *, sign: float) -> Any:
         limits, shared = difference(lhs, rhs, sign)
     if current().fuses:
         limits = total(limits, loss(lhs), loss(rhs))
-    return rounded(found, limits, (lhs, rhs)), shared
+    for side, other in ((lhs, rhs), (rhs, lhs)):
+        if JOINS in side.attr:
+            limits = total(limits, side.attr[JOINS] * epsilon(found.dtype) * np.abs(wide(other)))
+    limits = total(limits, _rounding(found, lhs, rhs))
+    return rounded(found, limits, lambda: _settled_sum(lhs, rhs)), shared
+
+
+def _settled_sum(lhs: Any, rhs: Any) -> Any:
+    """Sums with infinity, which no finite number changes, or with what is no number."""
+    kept = [
+        endless(one) & (np.isnan(wide(one)) | np.isfinite(or_zero(bound(other))))
+        for one, other in ((lhs, rhs), (rhs, lhs))
+    ]
+    return kept[0] | kept[1]
+
+
+def _rounding(found: Any, lhs: Any, rhs: Any) -> Any:
+    """What a rounding may cost where another order would round something else (`Ledger.any_order`)."""
+    if not current().any_order:
+        return None
+    values, sides = wide(found), (wide(lhs), wide(rhs))
+    whole = np.logical_and.reduce([np.rint(each) == each for each in np.broadcast_arrays(values, *sides)])
+    exact = (whole & (np.abs(values) <= 2.0 / epsilon(found.dtype))) | (sides[0] == 0) | (sides[1] == 0)
+    return np.where(
+        exact | ~np.isfinite(values), 0.0, last_bits(np.where(np.isfinite(values), values, 0.0), found.dtype) / 2.0
+    )
 
 
 def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -79,17 +112,39 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
         if left is not None and right is not None:
             limits = limits + times(left, right)
         scales = any(bound(side) is None and powers_of_two(wide(side)).all() for side in (lhs, rhs))
-        limits = limits if scales and np.isfinite(wide(found)).all() else rounded(found, limits, (lhs, rhs))
+        if scales and np.isfinite(wide(found)).all():
+            limits = scaled(found, limits)
+        else:
+            limits = rounded(found, limits, lambda: _settled_product(lhs, rhs))
+        limits = _of_zeros(found, limits, (lhs, rhs))
+    limits = total(limits, _rounding(found, lhs, rhs))
     if current().fuses:
         limits = total(limits, _doubled(lhs, rhs), _doubled(rhs, lhs))
         give_loss(found, partial(_loss, found, lhs, rhs))
     return limits, None if limits is None else sharing.of_product(found, lhs, rhs, limits)
 
 
+def _settled_product(lhs: Any, rhs: Any) -> Any:
+    """Products with infinity of what has a sign, or with what is no number."""
+    kept = [endless(one) & (np.isnan(wide(one)) | signed(other)) for one, other in ((lhs, rhs), (rhs, lhs))]
+    return kept[0] | kept[1]
+
+
+def _of_zeros(found: Any, limits: Any, operands: Sequence[Any]) -> Any:
+    """The bound of results of which some are zeros whose signs nobody knows."""
+    zero = found.data == 0
+    if not zero.any():
+        return limits
+    doubt = np.logical_or.reduce(
+        np.broadcast_arrays(zero & False, *((or_zero(bound(each)) > 0) & ~signed(each) for each in operands))
+    )
+    return np.where(zero & doubt & (limits == 0), least_of(found.dtype), limits)
+
+
 def _doubled(product: Any, factor: Any) -> Any:
     """Twice a product is a sum of it and itself to the compiler, which fuses it with one of the two."""
     lost = loss(product)
-    return None if lost is None or not (np.abs(factor.data) == 2).any() else np.broadcast_to(lost, product.data.shape)
+    return None if lost is None or not (np.abs(wide(factor)) == 2).any() else np.broadcast_to(lost, product.data.shape)
 
 
 def _loss(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -99,6 +154,9 @@ def _loss(found: Any, lhs: Any, rhs: Any) -> Any:
         lost = total(lost, times(loss(lhs), wide(rhs)), times(loss(rhs), wide(lhs)))
     else:
         lost = np.where(np.isfinite(values), np.abs(wide(lhs) * wide(rhs) - values), 0.0)
+    if not np.isfinite(values).all():  # beyond the largest number only once it is rounded
+        beyond = np.isinf(values) & np.isfinite(wide(lhs)) & np.isfinite(wide(rhs))
+        lost = np.where(beyond, UNKNOWN, lost)
     return np.broadcast_to(lost, values.shape)
 
 
@@ -108,7 +166,15 @@ def fused(found: Any, x: Any, y: Any, z: Any) -> Any:
     limits = total(times(left, wide(y)), times(right, wide(x)), bound(z))
     if left is not None and right is not None:
         limits = limits + times(left, right)
-    return rounded(found, limits, (x, y, z))
+    limits = total(limits, _rounding(found, x, z))
+    return rounded(found, limits, lambda: _settled_fused(x, y, z))
+
+
+def _settled_fused(x: Any, y: Any, z: Any) -> Any:
+    """Of a sum that has infinity, or of a product that has it, or of what is no number."""
+    bounded = [np.isfinite(or_zero(bound(each))) for each in (x, y, z)]
+    of_sum = endless(z) & (np.isnan(wide(z)) | (bounded[0] & bounded[1]))
+    return of_sum | (_settled_product(x, y) & (bounded[2] | np.isnan(wide(x)) | np.isnan(wide(y))))
 
 
 def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
@@ -119,8 +185,10 @@ def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
         least = divisor - or_zero(bound(rhs))
         values = np.where(np.isfinite(wide(found)), wide(found), 0.0)
         spread, _ = difference(lhs, rhs, -values)
-        limits = np.where(spread == 0, 0.0, np.where(least > 0, spread / least, UNKNOWN))
-        limits = rounded(found, limits, (lhs, rhs))
+        certain = (least > 0) | (or_zero(bound(rhs)) == 0)
+        limits = np.where((spread == 0) & certain, 0.0, np.where(least > 0, spread / least, UNKNOWN))
+        limits = rounded(found, limits, lambda: _settled_quotient(lhs, rhs))
+        limits = _of_zeros(found, limits, (lhs,))
     if exact:
         return limits
     values = wide(found)
@@ -129,15 +197,25 @@ def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
     return total(limits, own)
 
 
-def remainder(found: Any, lhs: Any, rhs: Any) -> Any:
-    """`x % y` of fractions, `fmod` and the like: it jumps where the quotient passes a whole number."""
+def _settled_quotient(lhs: Any, rhs: Any) -> Any:
+    """Quotients by zero of what has a sign, those of infinity by what has one, and of what is no number."""
+    no_number = [endless(each) & np.isnan(wide(each)) for each in (lhs, rhs)]
+    by_zero = (wide(rhs) == 0) & (or_zero(bound(rhs)) == 0) & signed(lhs)
+    return no_number[0] | no_number[1] | by_zero | (endless(lhs) & signed(rhs))
+
+
+def remainder(found: Any, lhs: Any, rhs: Any, *, cut: Callable[..., Any] = np.trunc) -> Any:
+    """`x % y` of fractions, `fmod` and the like: it jumps where the quotient passes a whole number, or the middle
+    between two. `cut`: how the quotient is rounded."""
     if bound(lhs) is None and bound(rhs) is None:
         return None
     (low, high), (least, most) = ends(lhs), ends(rhs)
-    quotients = [np.trunc(x / y) for x in (low, high) for y in (least, most)]
+    quotients = [cut(x / y) for x in (low, high) for y in (least, most)]
     same = np.logical_and.reduce([each == quotients[0] for each in quotients])
     limits = total(bound(lhs), times(bound(rhs), quotients[0]))
-    return rounded(found, np.where(same, limits, np.abs(most) + np.abs(least)), (lhs, rhs))
+    jumps = np.abs(most) + np.abs(least)
+    limits = rounded(found, np.where(same, limits, jumps), lambda: np.isnan(wide(found)) & (limits == 0))
+    return _of_zeros(found, limits, (lhs,))
 
 
 def as_it_is(found: Any, arg: Any) -> Any:
@@ -205,12 +283,17 @@ def spread(name: str, exact: Callable[..., Any], values: Any, args: Sequence[Any
     if plain in _PERIODIC:
         slope, widest = _PERIODIC[plain]
         limits = np.minimum(slope * bound(args[0]), widest)
-        return np.where(np.isfinite(values), limits, UNKNOWN)
-    corners = [_corners(arg) for arg in args]
+        return np.where(np.isfinite(values) & (bound(args[0]) != UNKNOWN), limits, UNKNOWN)
+    corners, least = (
+        [_corners(arg) for arg in args],
+        0.0 if dtype is None else float(np.finfo(dtype).smallest_subnormal),
+    )
     with np.errstate(all="ignore"):
         found = [np.asarray(exact(*places)) for places in itertools.product(*corners)]
         found = [(each if dtype is None else each.astype(dtype)).astype(np.float64) for each in found]
-    limits = np.maximum.reduce([apart(values, each) for each in found])
+    limits = np.maximum.reduce([unlike(values, each, least) for each in found])
+    for arg in args:
+        limits = np.where(or_zero(bound(arg)) == UNKNOWN, UNKNOWN, limits)
     if plain == "tan":
         return np.where(or_zero(bound(args[0])) * (1.0 + values * values) < 0.1, limits, UNKNOWN)
     if plain in ("lgamma", "tgamma"):
@@ -231,15 +314,19 @@ def _corners(arg: Any) -> list[Any]:
     values, limits = wide(arg), bound(arg)
     if limits is None:
         return [values]
-    low, high = values - limits, values + limits
+    low, high = below(values, limits), above(values, limits)
     found = [low, high]
     return [*found, np.clip(0.0, low, high)] if np.any((low < 0) & (high > 0)) else found
 
 
 def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any]) -> Any:
     """What becomes of results where denormal operands are zeros, and where denormal results are."""
-    limits = np.where(np.abs(values) < 2.0 * NORMAL, np.abs(values), 0.0)
-    operands = [wide(arg) for arg in args]
+    operands, tiny = [wide(arg) for arg in args], np.abs(values) < 2.0 * NORMAL
+    limits = np.zeros(values.shape)
+    if tiny.any():
+        with np.errstate(all="ignore"):
+            kept = np.abs(exact(*(np.broadcast_to(each, values.shape)[tiny] for each in operands)))
+        limits[tiny] = np.maximum(np.abs(values[tiny]), np.minimum(kept, 2.0 * NORMAL))
     small = [
         (np.abs(each) - or_zero(bound(arg)) < NORMAL) & (each != 0) for each, arg in zip(operands, args, strict=True)
     ]
@@ -255,7 +342,7 @@ def of_library(symbol: str) -> Rule:
     """The rule of one of libdevice's functions."""
     plain = _plain(symbol)
     if plain in ("fmod", "remainder"):
-        return remainder
+        return partial(remainder, cut=np.rint if plain == "remainder" else np.trunc)
     if plain == "fma":
         return fused
     if plain == "fabs":

@@ -16,6 +16,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     apart,
     bound,
     give,
+    give_loss,
     loss,
     named,
     or_zero,
@@ -24,6 +25,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.error_bounds.sharing import PAIR
 from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.values.contractions import AS_MATRICES
 
 
 def install() -> None:
@@ -40,13 +42,15 @@ def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
             return found
         source = values[0].handle
         parts = found if isinstance(found, tuple | list) else (found,)
-        for part, limits in zip(parts, sums.of_reduction(name, source, self.axis), strict=False):
+        for part, limits in zip(parts, sums.of_reduction(name, source, self.axis, parts[0].handle), strict=False):
             limits = np.reshape(limits, part.handle.data.shape)
-            if name == "sum" and source.dtype.scalar.is_floating():
+            if name == "sum" and AS_MATRICES in part.handle.attr:
                 limits = limits + _contracted(part.handle, source, self.axis)
             give(part.handle, limits, _shared(name, source, self.axis, limits) if part is parts[0] else None)
             if name == "sum":
                 named(part.handle)
+            if source.data.size == part.handle.data.size and (lost := loss(source)) is not None:  # an axis of one
+                give_loss(part.handle, lost.reshape(part.handle.data.shape))
         if name == "xor" and bound(source) is not None and self.axis is not None and source.data.shape[self.axis] == 2:
             parts[0].handle.attr[PAIR] = source.data, bound(source), self.axis
         return found
@@ -57,9 +61,7 @@ def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
 def _contracted(found: Any, source: Any, axis: int | None) -> Any:
     """What a sum of products loses where the compiler makes a product of matrices of it."""
     values, shape = wide(source), found.data.shape
-    between = apart(wide(found), values.sum(axis).reshape(shape))
-    size = np.abs(values).sum(axis).reshape(shape)
-    return np.where(between > 2.0**-16 * size, 2.0 * between + 2.0**-10 * size, 0.0)
+    return found.attr[AS_MATRICES].reshape(shape) + apart(wide(found), values.sum(axis).reshape(shape))
 
 
 def _shared(name: str, source: Any, axis: int | None, limits: Any) -> Lean | None:
@@ -68,20 +70,45 @@ def _shared(name: str, source: Any, axis: int | None, limits: Any) -> Lean | Non
     shared = named(source, MOST)
     if kind not in ("max", "min") or shared is None or not np.any(limits):
         return None
-    data, known, origins, parts = wide(source), bound(source), *shared
+    data, known = wide(source), bound(source)
     if axis is None:
-        data, known, origins, parts, axis = (*(each.reshape(-1) for each in (data, known, origins, parts)), 0)
+        data, known, *shared = (each.reshape(-1) for each in (data, known, *shared))
+        axis = 0
     values = np.where(np.isnan(data), np.inf, data if kind == "min" else -data)
     places = np.expand_dims(values.argmin(axis), axis)
     settled = sums.place_of_largest(-values, axis, known, negated=False, any_place=True) == 0
-    origins, parts = (np.take_along_axis(each, places, axis) for each in (origins, parts))
-    return Lean(np.where(settled, origins, 0).reshape(limits.shape), parts.reshape(limits.shape))
+    origins, parts, copies = (np.take_along_axis(each, places, axis) for each in shared)
+    origins, copies = (np.where(settled, each, 0) for each in (origins, copies))
+    return Lean(*(each.reshape(limits.shape) for each in (origins, parts, copies)))
+
+
+def _turned_round(operation: Any, values: Any, apply: Callable[..., Any]) -> Any:
+    """A scan from behind, as one of what was turned round."""
+    axis = operation.axis % values[0].handle.data.ndim
+
+    def turned(handle: Any) -> Any:
+        kept = bound(handle), loss(handle)
+        made = engine.TensorHandle(np.ascontiguousarray(np.flip(handle.data, axis)), handle.dtype)
+        limits, lost = (
+            None if each is None else np.flip(np.broadcast_to(each, made.data.shape), axis) for each in kept
+        )
+        give(made, limits)
+        return made if lost is None else give_loss(made, lost)
+
+    operation.reverse = False
+    found = apply(operation, tuple(type(each)(turned(each.handle), each.type) for each in values))
+    operation.reverse = True
+    for each in found:
+        each.handle = turned(each.handle)
+    return found
 
 
 def _scanned(apply: Callable[..., Any]) -> Callable[..., Any]:
     def apply_impl(self: Any, values: Any) -> Any:
-        reverse, found = self.reverse, apply(self, values)
-        name = sums.REDUCED.get(self.combine_fn)
+        reverse, name = self.reverse, sums.REDUCED.get(self.combine_fn)
+        if reverse and current().bounds is not None and name not in ("sum", "prod"):
+            return _turned_round(self, values, apply)
+        found = apply(self, values)
         if current().bounds is None or name not in ("sum", "prod"):
             return found
         source, made = values[0].handle, found[0].handle
@@ -91,13 +118,13 @@ def _scanned(apply: Callable[..., Any]) -> Callable[..., Any]:
         if not source.dtype.scalar.is_floating():
             give(made, None if limits is None else np.full(made.data.shape, UNKNOWN))
             return found
-        data, limits, products = (
+        data, limits, results = (
             each if each is None or not reverse else np.flip(each, axis) for each in (wide(source), limits, wide(made))
         )
         if name == "sum":
-            spread = sums.scanned(data, axis, source.dtype, limits)
+            spread = sums.scanned(data, axis, source.dtype, limits, results)
         else:
-            spread = sums.multiplied(products, data, axis, source.dtype, limits)
+            spread = sums.multiplied(results, data, axis, source.dtype, limits)
         give(made, np.flip(spread, axis) if reverse else spread)
         return found
 

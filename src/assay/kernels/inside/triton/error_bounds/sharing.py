@@ -13,6 +13,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.error_bounds.bounds import (
     MOST,
     Lean,
+    apart,
     bound,
     give,
     give_loss,
@@ -41,10 +42,11 @@ MOVES = ("broadcast", "expand_dims", "splat", "unsplat", "reshape", "trans")
 
 def of_choice(found: Any, condition: Any, lhs: Any, rhs: Any) -> Lean | None:
     """What is chosen by `where` shares what its side does."""
-    sides = [named(side) or none_shared(found.data.shape) for side in (lhs, rhs)]
-    origins, parts = (np.where(condition.data, *(side[place] for side in sides)) for place in (0, 1))
-    doubt = bound(condition)
-    return Lean(origins if doubt is None else np.where(doubt > 0, 0, origins), parts)
+    sides = [named(side, MOST) or none_shared(found.data.shape) for side in (lhs, rhs)]
+    origins, parts, copies = (np.where(condition.data, *each) for each in zip(*sides, strict=True))
+    if (doubt := bound(condition)) is not None:
+        origins, copies = (np.where(doubt > 0, 0, each) for each in (origins, copies))
+    return Lean(origins, parts, copies)
 
 
 def of_extreme(found: Any, lhs: Any, rhs: Any) -> Lean | None:
@@ -54,9 +56,11 @@ def of_extreme(found: Any, lhs: Any, rhs: Any) -> Lean | None:
         between = np.abs(wide(lhs) - wide(rhs))
     sides = [named(side, MOST) or none_shared(found.data.shape) for side in (lhs, rhs)]
     same = (sides[0].origins == sides[1].origins) & (sides[0].parts == sides[1].parts)
+    one = (sides[0].copies == sides[1].copies) & (sides[0].copies != 0)
     mine = found.data == lhs.data
-    origins, parts = (np.where(mine, *(side[place] for side in sides)) for place in (0, 1))
-    return Lean(np.where((between > limits) | same, origins, 0), parts)
+    origins, parts, copies = (np.where(mine, *each) for each in zip(*sides, strict=True))
+    other = between > limits
+    return Lean(np.where(other | same, origins, 0), parts, np.where(other | one, copies, 0))
 
 
 def of_product(found: Any, lhs: Any, rhs: Any, limits: Any) -> Lean | None:
@@ -69,11 +73,13 @@ def of_product(found: Any, lhs: Any, rhs: Any, limits: Any) -> Lean | None:
             continue
         factor = wide(other)
         if bound(other) is None and powers_of_two(factor).all():
-            return Lean(shared.origins, shared.parts * factor)
+            return Lean(shared.origins, shared.parts * factor, np.where(factor == 1.0, shared.copies, 0))
         parts = np.where(np.isfinite(factor), shared.parts * factor, 0.0)
         if np.any(most := (shared.origins != 0) & (np.abs(parts) >= _NEARLY_ALL * limits) & (limits > 0)):
             result = result or of_its_own(limits)
-            result = Lean(np.where(most, shared.origins, result.origins), np.where(most, parts, result.parts))
+            result = Lean(
+                np.where(most, shared.origins, result.origins), np.where(most, parts, result.parts), result.copies
+            )
     return result
 
 
@@ -84,14 +90,15 @@ def of_cast(found: Any, source: Any, limits: Any) -> tuple[Any, Lean | None]:
     if not all(kind.is_floating() for kind in kinds):
         return limits, None
     if kinds[0].primitive_bitwidth >= kinds[1].primitive_bitwidth:
-        return limits, named(source)
+        return limits, named(source, MOST)
     shared, own = lean(source), of_its_own(limits)
     if shared is None:
         return limits, own
     mine = or_zero(bound(source))
     kept = (np.abs(shared.parts) >= MOST * mine) & (limits <= 2.0 * mine)
     limits = np.where((limits > 0) & kept, mine + last_bits(wide(found), found.dtype), limits)
-    return limits, Lean(*(np.where(kept, *each) for each in zip(shared, own, strict=True)))
+    parts = (np.where(kept, *each) for each in zip(shared[:2], own[:2], strict=True))
+    return limits, Lean(*parts, own.copies)
 
 
 def of_bits(source: Any, limits: Any) -> Lean | None:
@@ -99,8 +106,8 @@ def of_bits(source: Any, limits: Any) -> Lean | None:
     shared = named(source)
     if shared is None:
         return None
-    whole = shared.parts == bound(source)
-    return Lean(np.where(whole, shared.origins, 0), limits)
+    whole = np.abs(shared.parts) == bound(source)
+    return Lean(np.where(whole, shared.origins, 0), limits, shared.copies)
 
 
 def keep_loss(name: str, found: Any, operand: Any, *, cast: bool) -> None:
@@ -116,6 +123,8 @@ def keep_loss(name: str, found: Any, operand: Any, *, cast: bool) -> None:
         return
     else:
         alike = np.abs(data) == np.abs(before) if data.dtype.kind == "f" else data == before
+    if cast and data.itemsize < before.itemsize and found.dtype.scalar.is_floating():
+        lost = lost + apart(wide(found), wide(operand))
     if np.any(alike):
         kept, other = np.where(alike, lost, 0.0), loss(found)
         give_loss(found, kept if other is None else np.maximum(kept, other))
@@ -145,8 +154,9 @@ def moving(name: str) -> Callable[..., Any]:
 
 
 def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any]) -> None:
-    if (shared := named(source)) is not None:
-        parts = moved(shared.origins, tl.int64), moved(shared.parts, tl.float64)
+    if (shared := named(source, MOST)) is not None:
+        kinds = tl.int64, tl.float64, tl.int64
+        parts = (moved(part, kind) for part, kind in zip(shared, kinds, strict=True))
         give(found, moved(bound(source), tl.float64), Lean(*parts))
     if current().fuses and (lost := loss(source)) is not None:
         give_loss(found, moved(lost, tl.float64))
@@ -158,8 +168,8 @@ def join(self: Any, lhs: Any, rhs: Any) -> Any:
     """`tl.join`."""
     found, sides = _plain.create_join(self, lhs, rhs), (lhs, rhs)
     if any(bound(side) is not None for side in sides):
-        shared = [named(side) or none_shared(side.data.shape) for side in sides]
-        parts = (np.stack([each[place] for each in shared], -1) for place in (0, 1))
+        shared = [named(side, MOST) or none_shared(side.data.shape) for side in sides]
+        parts = (np.stack(each, -1) for each in zip(*shared, strict=True))
         give(found, _stacked([bound(side) for side in sides], lhs.data.shape), Lean(*parts))
     if current().fuses and any(loss(side) is not None for side in sides):
         give_loss(found, _stacked([loss(side) for side in sides], lhs.data.shape))

@@ -13,7 +13,10 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    JOINS,
+    above,
     apart,
+    below,
     bound,
     epsilon,
     hull,
@@ -41,15 +44,21 @@ _SHARED = 16.0
 warp share a sum of up to 2^17 numbers, each number goes through fewer."""
 
 
-def added(values: Any, axis: int, dtype: Any, limits: Any) -> Any:
-    """The bounds of sums along an axis, which stays with one place. `values`: float64."""
+def added(values: Any, axis: int, dtype: Any, limits: Any, made: Any) -> Any:
+    """The bounds of sums along an axis, which stays with one place. `values`: float64; `made`: the sums."""
     found = np.zeros(_shape_without(values, axis))
     if limits is not None:
         found = np.sum(np.broadcast_to(limits, values.shape), axis, keepdims=True)
     magnitude = np.sum(np.abs(values), axis, keepdims=True) + found
     terms = np.count_nonzero((values != 0) | (or_zero(limits) != 0), axis, keepdims=True)
-    lost = _roundings(terms) * epsilon(dtype) / 2.0 * magnitude
+    lost = _roundings(terms) * epsilon(dtype) / 2.0 * magnitude + _own(made, np.sum(values, axis, keepdims=True))
     return found + np.where(_exact(values, axis, magnitude, dtype) & (found == 0), 0.0, lost)
+
+
+def _own(made: Any, exact: Any) -> Any:
+    """What the interpreter's order has lost itself: a GPU may be off to the other side."""
+    found = np.abs(made.reshape(exact.shape) - exact)
+    return np.where(np.isfinite(found), found, 0.0)
 
 
 def _roundings(terms: Any) -> Any:
@@ -67,14 +76,14 @@ def _exact(values: Any, axis: int, magnitude: Any, dtype: Any) -> Any:
     return whole | (np.count_nonzero(values, axis, keepdims=True) <= 2) | (magnitude == 0)
 
 
-def scanned(values: Any, axis: int, dtype: Any, limits: Any) -> Any:
-    """The bounds of running sums."""
+def scanned(values: Any, axis: int, dtype: Any, limits: Any, made: Any) -> Any:
+    """The bounds of running sums, `made`."""
     found = np.zeros(values.shape) if limits is None else np.cumsum(np.broadcast_to(limits, values.shape), axis)
     magnitude = np.cumsum(np.abs(values), axis) + found
     whole = np.logical_and.accumulate(np.rint(values) == values, axis) & (magnitude <= 2.0 / epsilon(dtype))
     few = np.cumsum(values != 0, axis) <= 2
     terms = np.cumsum((values != 0) | (or_zero(limits) != 0), axis)
-    lost = _roundings(terms) * epsilon(dtype) / 2.0 * magnitude
+    lost = _roundings(terms) * epsilon(dtype) / 2.0 * magnitude + _own(made, np.cumsum(values, axis))
     return found + np.where((whole | few) & (found == 0), 0.0, lost)
 
 
@@ -95,9 +104,7 @@ def largest(values: Any, axis: int, limits: Any, *, negated: bool) -> Any:
         return np.zeros(_shape_without(values, axis))
     sign = -1.0 if negated else 1.0
     values = np.where(np.isnan(values), -np.inf, sign * values)
-    with np.errstate(invalid="ignore"):
-        low, high = values - limits, values + limits
-    low = np.where(np.isnan(low), -np.inf, low)
+    low, high = below(values, limits), above(values, limits)
     ends = low.max(axis, keepdims=True), high.max(axis, keepdims=True)
     return hull(values.max(axis, keepdims=True), *ends)
 
@@ -113,10 +120,10 @@ def place_of_largest(values: Any, axis: int, limits: Any, *, negated: bool, any_
     limits = np.broadcast_to(limits, values.shape)
     best = values.argmax(axis)
     places = np.expand_dims(best, axis)
-    least = np.take_along_axis(values - limits, places, axis)
+    least = np.take_along_axis(below(values, limits), places, axis)
     mine = np.arange(values.shape[axis]).reshape((-1,) + (1,) * (values.ndim - axis - 1)) == places
     own = np.take_along_axis(limits, places, axis)
-    rivals = (values + limits >= least) & ~mine & ((limits > 0) | (own > 0) | any_place)
+    rivals = (above(values, limits) >= least) & ~mine & ((limits > 0) | (own > 0) | any_place)
     return np.where(rivals.any(axis, keepdims=True), UNKNOWN, 0.0)
 
 
@@ -135,6 +142,8 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     of_threads = a.data.dtype in (np.float32, np.float64) and input_precision == _IEEE
     terms = wide(a).shape[-1]
     roundings = (terms + 1) / 2.0 if of_threads else (terms // _AT_ONCE + 1) * (_AT_ONCE + 1)
+    if not wide(d).any() and bound(d) is None:  # a sum that takes the product is made with it
+        found.attr[JOINS] = roundings
     limits = limits + np.where(exact & (limits == 0), 0.0, roundings * epsilon(found.dtype) * sums)
     inexact = any(bound(side) is not None for side in (a, b, d))
     return np.where(np.isfinite(wide(found)), limits, UNKNOWN if inexact else 0.0)
@@ -153,7 +162,10 @@ def _cut_off(a: Any, b: Any, size: Any, input_precision: Any) -> Any:
         return _LOST_IN_THREE * size
     if input_precision != _TF32:
         return 0.0
-    cut = [_LOST_IN_TF32 * np.where(_fits_tf32(side), 0.0, np.abs(side)) for side in (wide(a), wide(b))]
+    cut = [
+        _LOST_IN_TF32 * np.where(_fits_tf32(wide(side)) & (or_zero(bound(side)) == 0), 0.0, np.abs(wide(side)))
+        for side in (a, b)
+    ]
     return np.matmul(cut[0], np.abs(wide(b)) + cut[1]) + np.matmul(np.abs(wide(a)), cut[1])
 
 
@@ -183,8 +195,8 @@ REDUCED = {
 """What Triton's own functions combine."""
 
 
-def of_reduction(name: str, handle: Any, axis: int | None) -> tuple[Any, ...]:
-    """The bounds of what one of Triton's own reductions gives, the axis with one place."""
+def of_reduction(name: str, handle: Any, axis: int | None, made: Any) -> tuple[Any, ...]:
+    """The bounds of what one of Triton's own reductions gives, the axis with one place. `made`: the first result."""
     values, limits = wide(handle), bound(handle)
     if axis is None:
         values = values.reshape(-1)
@@ -196,7 +208,8 @@ def of_reduction(name: str, handle: Any, axis: int | None) -> tuple[Any, ...]:
     negated = "min" in name
     if name == "sum" and kind.is_floating():
         lost = loss(handle) if current().fuses else None
-        return (added(values, axis, kind, total(limits, None if lost is None else lost.reshape(values.shape))),)
+        limits = total(limits, None if lost is None else lost.reshape(values.shape))
+        return (added(values, axis, kind, limits, wide(made)),)
     if name in ("max", "min"):
         return (largest(values, axis, limits, negated=negated),)
     if name.startswith("arg"):
@@ -208,6 +221,6 @@ def of_reduction(name: str, handle: Any, axis: int | None) -> tuple[Any, ...]:
     return (sums if name == "sum" else np.where(sums > 0, UNKNOWN, 0.0),)
 
 
-def unlike(trees: Any, rows: Any) -> Any:
+def of_orders(trees: Any, rows: Any) -> Any:
     """How far what several orders make is apart, for functions of a kernel's own."""
     return _MARGIN * 2.0 * np.maximum.reduce([apart(tree, rows) for tree in trees])

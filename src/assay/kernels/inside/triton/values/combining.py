@@ -15,8 +15,8 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
-from assay.kernels.inside.triton.error_bounds.bounds import bound, give, or_zero
-from assay.kernels.inside.triton.error_bounds.sums import unlike
+from assay.kernels.inside.triton.error_bounds.bounds import bound, give, loss, or_zero, total
+from assay.kernels.inside.triton.error_bounds.sums import of_orders
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
 
@@ -60,14 +60,14 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     ledger.arithmetic = arithmetic
     axis = operation.axis if made is _scanned else -1
     rows, length = [_axis_last(part.handle.data, axis) for part in found], parts[0].shape[-1]
-    limits = trees[0][len(rows) :]
+    limits = [np.maximum.reduce(each) for each in zip(*(tree[len(rows) :] for tree in trees), strict=True)]
     trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=False)] for tree in trees]
     if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, kinds, strict=True)):
         _refuse(name)
     for place, limit in enumerate(limits):
-        orders = unlike(*_as_numbers(trees, rows, place, kinds[place]))
+        orders = of_orders(*_as_numbers(trees, rows, place, kinds[place]))
         handle = found[place].handle
-        give(handle, _axis_back(orders + limit.reshape(rows[place].shape), handle.data.shape, axis))
+        give(handle, _axis_back(orders + 2.0 * limit.reshape(rows[place].shape), handle.data.shape, axis))
     return found
 
 
@@ -79,11 +79,12 @@ def _as_numbers(trees: list[Parts], rows: Parts, place: int, dtype: Any) -> tupl
 
 
 def _limits(values: Sequence[Any], axis: int | None) -> Parts:
-    """The error bounds of operands, the axis last."""
+    """The error bounds of operands, the axis last; a product's with what its rounding has cost."""
     shapes = [part.handle.data.shape for part in values]
+    fuses = current().fuses
     return [
-        _axis_last(np.broadcast_to(or_zero(bound(part.handle)), shape), axis)
-        for part, shape in zip(values, shapes, strict=True)
+        _axis_last(np.broadcast_to(or_zero(total(bound(part), loss(part) if fuses else None)), shape), axis)
+        for part, shape in zip((each.handle for each in values), shapes, strict=True)
     ]
 
 
@@ -155,7 +156,12 @@ class _Bounded(_Combine):
     def _bounded(self, operands: Sequence[Any], limits: Sequence[Any]) -> Parts:
         for operand, limit in zip(operands, limits, strict=True):
             give(operand.handle, np.reshape(limit, operand.handle.data.shape))
-        found = self.function(*operands)
+        ledger = current()
+        ledger.any_order = True
+        try:
+            found = self.function(*operands)
+        finally:
+            ledger.any_order = False
         results = found if isinstance(found, tuple) else (found,)
         shape = operands[0].handle.data.shape
         parts = [

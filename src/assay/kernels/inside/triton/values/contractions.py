@@ -14,9 +14,13 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
+from assay.kernels.inside.triton.error_bounds.bounds import bound
+
 _LEAST, _SEED = 16, 5
 _AXIS, _OPERANDS = "axis added", "operands"
 """Attributes: of a matrix with another axis, which one it is, and the matrix; of a product, the matrices."""
+AS_MATRICES = "error bound as a product of matrices"
+"""Attribute of such a sum."""
 
 
 def install(builder: Any) -> None:
@@ -79,5 +83,8 @@ def _contracted(operation: Any, a: Any, b: Any) -> Any:
     if (*shape[:axis], *shape[axis + 1 :]) != (shape[0], shape[2]):
         return None  # the compiler fails
     total = engine.TensorHandle(np.zeros((shape[0], shape[2]), np.float32), tl.float32)
-    data = builder.create_dot(a, b, total, engine._ir.INPUT_PRECISION.TF32, 0).data
-    return operation.to_tensor(np.expand_dims(data, axis) if operation.keep_dims else data, tl.float32)
+    product = builder.create_dot(a, b, total, engine._ir.INPUT_PRECISION.TF32, 0)
+    found = operation.to_tensor(np.expand_dims(product.data, axis) if operation.keep_dims else product.data, tl.float32)
+    limits = bound(product)
+    found.handle.attr[AS_MATRICES] = np.zeros(product.data.shape) if limits is None else limits
+    return found
