@@ -24,7 +24,7 @@ import triton.language as tl
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.values import bfloat16, casts
 
-_BOUND, _LOSS, _LEAN = "error bound", "loss of a product", "shared error"
+_BOUND, _LOSS, _LOSS_IN, _LEAN = "error bound", "loss of a product", "type of that product", "shared error"
 JOINS = "roundings of a product of matrices"
 """Attribute: how many a sum has that the compiler makes part of a product of matrices."""
 _EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-23, "fp64": 2.0**-52, "fp8e4nv": 2.0**-3, "fp8e5": 2.0**-2}
@@ -68,7 +68,12 @@ def bound(handle: Any) -> Any:
 
 
 def loss(handle: Any) -> Any:
-    """What rounding has cost a product that a sum may take without; None for all else."""
+    """What rounding has cost a product that a sum of its type may take without; None for all else."""
+    return loss_of_any(handle) if handle.attr.get(_LOSS_IN) == handle.dtype.scalar.name else None
+
+
+def loss_of_any(handle: Any) -> Any:
+    """The same, also of what was cast to another type since then."""
     found = handle.attr.get(_LOSS)
     if callable(found):
         found = handle.attr[_LOSS] = found()
@@ -97,9 +102,11 @@ def give(handle: Any, limits: Any, shared: Lean | None = None) -> Any:
     return handle
 
 
-def give_loss(handle: Any, lost: Any) -> Any:
-    """Note what rounding has cost a product: an array, or what computes it once it is asked for."""
+def give_loss(handle: Any, lost: Any, of: Any = None) -> Any:
+    """Note what rounding has cost a product: an array, or what computes it once it is asked for. `of`: the handle whose
+    loss it was, else the product is of this one's type."""
     handle.attr[_LOSS] = lost
+    handle.attr[_LOSS_IN] = handle.dtype.scalar.name if of is None else of.attr[_LOSS_IN]
     return handle
 
 
@@ -227,7 +234,7 @@ def scaled(found: Any, limits: Any) -> Any:
 
 def endless(handle: Any) -> Any:
     """Which values are infinite or no number in every GPU."""
-    return ~np.isfinite(wide(handle)) & (or_zero(bound(handle)) == 0)
+    return ~np.isfinite(wide(handle)) & (or_zero(bound(handle)) == 0) & (or_zero(loss(handle)) == 0)
 
 
 def signed(handle: Any) -> Any:

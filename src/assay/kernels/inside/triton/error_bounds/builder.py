@@ -22,9 +22,7 @@ _bounded: Any = None
 
 _CERTAIN: dict[str, int | None] = {
     **dict.fromkeys(("create_tensor_pointer_load", "create_descriptor_load", "create_make_block_ptr"), None),
-    **dict.fromkeys(
-        ("create_advance", "create_make_tensor_descriptor", "create_assume", "create_descriptor_gather"), None
-    ),
+    **dict.fromkeys(("create_advance", "create_make_tensor_descriptor", "create_descriptor_gather"), None),
     **dict.fromkeys(("create_tensor_pointer_store", "create_descriptor_store", "create_descriptor_scatter"), 1),
 }
 """Methods whose operands must be certain, and which of them need not be."""
@@ -38,6 +36,7 @@ _INNER = frozenset(
             "create_get_num_programs",
             "create_inline_asm",
             "create_assert",
+            "create_assume",
         ),
     }
 )
@@ -116,6 +115,8 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     def operation(self: Any, *args: Any, **options: Any) -> Any:
         found, noted = getattr(_plain, name)(self, *args, **options), accesses.bounds()
         known = [arg for arg in args if type(arg) is engine.TensorHandle and arg.attr and carries(arg)]
+        if cast and current().fuses:
+            sharing.keep_loss_of_cast(found, args[0])
         if not (always or known or (adds and current().any_order)) and noted.unspecified is None:
             return found
         operands = _handles(args)
@@ -126,9 +127,9 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         give(found, _specified(noted, limits), shared)
         if name in _NAMED:
             named(found)
-        if current().fuses and name not in _WITHOUT_LOSS:
+        if current().fuses and not cast and name not in _WITHOUT_LOSS:
             for operand in known:
-                sharing.keep_loss(name, found, operand, cast=cast)
+                sharing.keep_loss(found, operand)
         if compares and bound(found) is not None:
             noted.decided()
         return found
@@ -170,5 +171,5 @@ def _library(self: Any, name: str, path: str, symbol: str, args: Any, result: An
     give(found, _specified(accesses.bounds(), limits), shared)
     named(found)
     if symbol in ("__nv_fabs", "__nv_fabsf"):
-        sharing.keep_loss("create_fabs", found, args[0], cast=False)
+        sharing.keep_loss(found, args[0])
     return found

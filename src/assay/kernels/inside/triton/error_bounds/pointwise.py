@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import triton.language as tl
@@ -45,8 +45,10 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
 from assay.kernels.inside.triton.error_bounds.certain import powers_of_two, settled_results
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.ledger import current
-from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, TERMS, ULPS
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS, TERMS, ULPS
+from assay.kernels.inside.triton.values.functions import FLUSHED, flushed
 
+Flushes = Literal["never", "maybe", "always"]
 Rule = Callable[..., Any]
 """Of the result and the operands, all handles: the bound of the result."""
 NORMAL = 2.0**-126
@@ -58,7 +60,6 @@ _ULPS = {"log": 1, "log2": 1, "sqrt": 1}
 _MOST_ULPS = 2
 _UNROUNDED = 1
 """A last bit more: functions and quotients end in a product, which a sum may take without its rounding."""
-_FLUSH = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
 _PERIODIC: dict[str, tuple[float, float]] = {
     "sin": (1.0, 2.0),
     "cos": (1.0, 2.0),
@@ -121,6 +122,7 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
     if current().fuses:
         limits = total(limits, _doubled(lhs, rhs), _doubled(rhs, lhs))
         give_loss(found, partial(_loss, found, lhs, rhs))
+        sharing.note_width(found, lhs, rhs)
     return limits, None if limits is None else sharing.of_product(found, lhs, rhs, limits)
 
 
@@ -233,8 +235,9 @@ def extreme(found: Any, lhs: Any, rhs: Any, *, largest: bool) -> Any:
     return limits, sharing.of_extreme(found, lhs, rhs)
 
 
-def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool) -> Rule:
-    """The rule of a function that GPUs approximate. `exact`: NumPy's, or one of arrays of float64."""
+def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushes) -> Rule:
+    """The rule of a function that GPUs approximate. `exact`: NumPy's, or one of arrays of float64; `flushes`: whether
+    it takes denormal numbers of float32 for zero."""
 
     def rule(found: Any, *args: Any) -> Any:
         values = wide(found)
@@ -244,11 +247,12 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool) 
         if any(bound(arg) is not None for arg in args):
             limits = spread(name, exact, values, args, found.data.dtype)
             limits = np.where(limits > 0, limits + last_bits(np.abs(values) + limits, found.dtype), 0.0)
-        if flushes and found.data.dtype == np.float32:
-            limits = np.maximum(limits, _flushed(exact, values, args))
+        tells = flushes != "never" and found.data.dtype == np.float32
+        if tells:
+            limits = np.maximum(limits, _flushed(exact, values, args, always=flushes == "always"))
         if ulps:
             settled = settled_results(name, found.data, [arg.data for arg in args])
-            settled = (settled & (limits == 0)) | ~np.isfinite(values)
+            settled = ((settled | (tells & (values == 0))) & (limits == 0)) | ~np.isfinite(values)
             limits = limits + np.where(
                 settled, 0.0, (ulps + _UNROUNDED) * last_bits(np.where(settled, 0.0, values), found.dtype)
             )
@@ -312,6 +316,8 @@ def _plain(name: str) -> str:
 def _corners(arg: Any) -> list[Any]:
     """What an operand may be at the least and at the most, and nothing, where that lies between."""
     values, limits = wide(arg), bound(arg)
+    if not arg.dtype.scalar.is_floating():  # of `ldexp`, which takes no fractions
+        return [arg.data] if limits is None else [arg.data + step for step in (-1, 1)]
     if limits is None:
         return [values]
     low, high = below(values, limits), above(values, limits)
@@ -319,9 +325,11 @@ def _corners(arg: Any) -> list[Any]:
     return [*found, np.clip(0.0, low, high)] if np.any((low < 0) & (high > 0)) else found
 
 
-def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any]) -> Any:
+def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any], *, always: bool) -> Any:
     """What becomes of results where denormal operands are zeros, and where denormal results are."""
     operands, tiny = [wide(arg) for arg in args], np.abs(values) < 2.0 * NORMAL
+    if always:
+        operands = [flushed(each) for each in operands]
     limits = np.zeros(values.shape)
     if tiny.any():
         with np.errstate(all="ignore"):
@@ -348,7 +356,8 @@ def of_library(symbol: str) -> Rule:
     if plain == "fabs":
         return as_it_is
     ulps = 0 if symbol in EXACT else ULPS.get(symbol, 1)
-    return function(symbol, LIBRARY[symbol], ulps=ulps, flushes=symbol not in DENORMAL)
+    flushes: Flushes = "never" if symbol in DENORMAL else "maybe" if symbol in LOGARITHMS else "always"
+    return function(symbol, LIBRARY[symbol], ulps=ulps, flushes=flushes)
 
 
 _EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -369,10 +378,13 @@ OF_FRACTIONS: dict[str, Rule] = {
     "create_maximumf": partial(extreme, largest=True),
     "create_minnumf": partial(extreme, largest=False),
     "create_minimumf": partial(extreme, largest=False),
-    "create_precise_sqrt": function("precise_sqrt", np.sqrt, ulps=0, flushes=False),
+    "create_precise_sqrt": function("precise_sqrt", np.sqrt, ulps=0, flushes="never"),
     **{
         f"create_{name}": function(
-            name, exact, ulps=0 if name in ("floor", "ceil") else _ULPS.get(name, _MOST_ULPS), flushes=name in _FLUSH
+            name,
+            exact,
+            ulps=0 if name in ("floor", "ceil") else _ULPS.get(name, _MOST_ULPS),
+            flushes="always" if name in FLUSHED else "maybe",
         )
         for name, exact in _EXACT_FUNCTIONS.items()
     },

@@ -20,6 +20,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     last_bits,
     lean,
     loss,
+    loss_of_any,
     named,
     none_shared,
     of_its_own,
@@ -32,6 +33,8 @@ from assay.kernels.inside.triton.ledger import current
 PAIR = "exclusive or of a pair"
 """Attribute: two neighbours' values and bounds, whose bits were combined, and along which axis they lie."""
 
+_WAS = "narrow type"
+"""Attribute of what was cast from it, and of products of such."""
 _NEARLY_ALL = 0.9
 """So much of a product's error has to come from one factor, to be known by that one's."""
 
@@ -110,24 +113,41 @@ def of_bits(source: Any, limits: Any) -> Lean | None:
     return Lean(np.where(whole, shared.origins, 0), limits, shared.copies)
 
 
-def keep_loss(name: str, found: Any, operand: Any, *, cast: bool) -> None:
-    """A compiler may drop a step that changes no bit, and fuse the product before it. Of a cast it may multiply in the
-    narrow type."""
-    lost, data, before = loss(operand), found.data, operand.data
-    if lost is None or data.shape != before.shape:
+def keep_loss(found: Any, operand: Any) -> None:
+    """A compiler may drop a step that changes no bit, and fuse the product before it."""
+    lost, data, before = loss_of_any(operand), found.data, operand.data
+    if lost is not None and data.shape == before.shape and data.dtype == before.dtype:
+        _keep(found, operand, lost, np.abs(data) == np.abs(before) if data.dtype.kind == "f" else data == before)
+
+
+def keep_loss_of_cast(found: Any, operand: Any) -> None:
+    """A compiler may drop two casts, there and back, or make a product of narrow numbers in their own type."""
+    kinds = found.dtype.scalar, operand.dtype.scalar
+    fractions = [kind.is_floating() for kind in kinds]
+    if all(fractions) and kinds[0].primitive_bitwidth > kinds[1].primitive_bitwidth:
+        found.attr[_WAS] = kinds[1].name
+    lost = loss_of_any(operand)
+    if lost is None:
         return
-    if cast:
-        fractions = found.dtype.scalar.is_floating(), operand.dtype.scalar.is_floating()
-        alike: Any = fractions[0] == fractions[1] or data.itemsize == before.itemsize
-    elif data.dtype != before.dtype:
-        return
+    if fractions[0] != fractions[1]:
+        if found.data.itemsize == operand.data.itemsize:
+            give_loss(found, lost, operand)
+    elif operand.attr.get(_WAS) == kinds[0].name:
+        give_loss(found, lost + apart(wide(found), wide(operand)))
     else:
-        alike = np.abs(data) == np.abs(before) if data.dtype.kind == "f" else data == before
-    if cast and data.itemsize < before.itemsize and found.dtype.scalar.is_floating():
-        lost = lost + apart(wide(found), wide(operand))
+        _keep(found, operand, lost, wide(found) == wide(operand))
+
+
+def note_width(product: Any, lhs: Any, rhs: Any) -> None:
+    """Operands of a product may both have been cast from one narrow type."""
+    if (narrow := lhs.attr.get(_WAS)) is not None and narrow == rhs.attr.get(_WAS):
+        product.attr[_WAS] = narrow
+
+
+def _keep(found: Any, operand: Any, lost: Any, alike: Any) -> None:
     if np.any(alike):
         kept, other = np.where(alike, lost, 0.0), loss(found)
-        give_loss(found, kept if other is None else np.maximum(kept, other))
+        give_loss(found, kept if other is None else np.maximum(kept, other), operand)
 
 
 def moving(name: str) -> Callable[..., Any]:
@@ -158,8 +178,8 @@ def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any]) -> None:
         kinds = tl.int64, tl.float64, tl.int64
         parts = (moved(part, kind) for part, kind in zip(shared, kinds, strict=True))
         give(found, moved(bound(source), tl.float64), Lean(*parts))
-    if current().fuses and (lost := loss(source)) is not None:
-        give_loss(found, moved(lost, tl.float64))
+    if current().fuses and (lost := loss_of_any(source)) is not None:
+        give_loss(found, moved(lost, tl.float64), source)
     if PAIR in source.attr:
         found.attr[PAIR] = source.attr[PAIR]
 

@@ -51,6 +51,7 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     kinds = [part.dtype.scalar for part in values]
     combine = (_Combine if ledger.bounds is None else _Bounded)(operation.combine_fn.fn, kinds)
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
+    combine.any_order = parts[0].shape[-1] > 2
     given = parts if ledger.bounds is None else [*parts, *_limits(values, operation.axis)]
     try:
         trees = made(combine, given, chance)
@@ -108,10 +109,11 @@ def _axis_back(data: Any, shape: tuple[int, ...], axis: int) -> Any:
 
 
 class _Combine:
-    """A combine function as one of arrays. `one_by_one`: it branches, so that it takes one element after the other."""
+    """A combine function as one of arrays. `one_by_one`: it branches, so that it takes one element after the other;
+    `any_order`: there is more than one order."""
 
     def __init__(self, function: Callable[..., Any], dtypes: Sequence[Any]) -> None:
-        self.function, self.dtypes, self.one_by_one = function, list(dtypes), False
+        self.function, self.dtypes, self.one_by_one, self.any_order = function, list(dtypes), False, False
 
     def __call__(self, left: Parts, right: Parts) -> Parts:
         if not self.one_by_one:
@@ -157,7 +159,7 @@ class _Bounded(_Combine):
         for operand, limit in zip(operands, limits, strict=True):
             give(operand.handle, np.reshape(limit, operand.handle.data.shape))
         ledger = current()
-        ledger.any_order = True
+        ledger.any_order = self.any_order
         try:
             found = self.function(*operands)
         finally:

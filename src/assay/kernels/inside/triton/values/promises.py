@@ -23,6 +23,8 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton import guards
 from assay.kernels.inside.triton.arithmetic import MeaningError, is_tensor, raw
+from assay.kernels.inside.triton.error_bounds import accesses
+from assay.kernels.inside.triton.error_bounds.bounds import bound
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 from assay.kernels.inside.triton.values.ptx import unspecified
@@ -175,6 +177,8 @@ def assume(cond: Any) -> None:
     cond = raw(cond)
     if is_tensor(cond) and cond.handle.data.size != 1:
         raise MeaningError("tl.assume of a block: reduce it first")
+    if is_tensor(cond) and current().bounds is not None and bound(cond.handle) is not None:
+        accesses.refuse_undecided()
     if not (bool(cond.handle.data.reshape(-1)[0]) if is_tensor(cond) else bool(cond)):
         refuse(WrongValueError("tl.assume of what is false: the compiler computes as if it were true"))
 
