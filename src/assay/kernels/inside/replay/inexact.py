@@ -6,6 +6,7 @@ within the bounds would give.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from assay.types import Json
 MOST = 1e300
 """What is told of a share that is larger, or infinite."""
 _FORMATS = {"bfloat16": "bf16", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
-_TRIALS = 3
+_TRIALS, _SIDES = 3, 3
 _MARGIN = 2.0
 
 
@@ -78,9 +79,13 @@ def as_tensor(memory: Memory, window: Window) -> torch.Tensor:
     return torch.zeros(window.size, dtype=torch.float64) if limits is None else torch.from_numpy(limits)
 
 
-def cast(limits: Any, out: Window) -> Any:
-    """Bounds of elements that were moved into another type: whole numbers may be any then."""
-    return limits if "float" in out.dtype else np.where(limits > 0, UNKNOWN, 0.0)
+def cast(limits: Any, values: Any, out: Window) -> Any:
+    """Bounds of elements that were moved into another type: whole numbers may be any then, and fractions may be rounded
+    to either of two numbers."""
+    if "float" not in out.dtype:
+        return np.where(limits > 0, UNKNOWN, 0.0)
+    step = torch.finfo(getattr(torch, out.dtype)).eps
+    return np.where(limits > 0, limits + step * (np.abs(values) + limits), 0.0)
 
 
 def of_arithmetic(
@@ -89,18 +94,23 @@ def of_arithmetic(
     compute: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     seed: int,
 ) -> list[Any]:
-    """Bounds of what an operator computes: how far results are moved by operands at their bounds, all up, all down and
-    up or down at random."""
+    """Bounds of what an operator computes: how far results are moved by operands at their bounds, each up or down, and
+    their elements up or down at random."""
     chance = np.random.default_rng(seed)
     plain = [each.to(torch.float64).numpy() for each in compute(operands)]
     found = [np.zeros(each.shape) for each in plain]
-    for trial in range(_TRIALS + 2):
+    inexact = [place for place, limit in enumerate(limits) if limit is not None]
+    sides = [
+        dict(zip(inexact, each, strict=False))
+        for each in itertools.product((-1.0, 1.0), repeat=min(len(inexact), _SIDES))
+    ]
+    for side in [*sides, *[{}] * _TRIALS]:
         others = []
-        for operand, limit in zip(operands, limits, strict=True):
+        for place, (operand, limit) in enumerate(zip(operands, limits, strict=True)):
             if limit is None or not operand.dtype.is_floating_point:
                 others.append(operand)
                 continue
-            signs = chance.choice((-1.0, 1.0), limit.shape) if trial < _TRIALS else (-1.0) ** trial
+            signs = side.get(place, chance.choice((-1.0, 1.0), limit.shape))
             shift = torch.from_numpy(np.broadcast_to(signs * limit, tuple(operand.shape)).copy())
             others.append((operand.to(torch.float64) + shift).to(operand.dtype))
         for place, each in enumerate(compute(others)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -253,8 +254,10 @@ def _bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequen
     if all(limit is None for limit in limits):
         return exact
     if role_of(operation) == "move":
-        moved = _moved(operation, operator, lambda window: inexact.as_tensor(memory, window), torch.float64)
-        return [inexact.cast(moved.expand(out.size).numpy(), out) for out in operation.outs]
+        takes = (partial(inexact.as_tensor, memory), lambda window: memory.tensor(window).to(torch.float64))
+        moved, values = (_moved(operation, operator, take, torch.float64) for take in takes)
+        outs = operation.outs
+        return [inexact.cast(moved.expand(o.size).numpy(), values.expand(o.size).numpy(), o) for o in outs]
 
     def compute(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = iter([operand.clone() for operand in operands])

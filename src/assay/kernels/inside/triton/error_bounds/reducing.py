@@ -72,8 +72,8 @@ def _shared(name: str, source: Any, axis: int | None, limits: Any) -> Lean | Non
         return None
     data, known = wide(source), bound(source)
     if axis is None:
-        data, known, *shared = (each.reshape(-1) for each in (data, known, *shared))
-        axis = 0
+        data, known, axis = data.reshape(-1), known.reshape(-1), 0
+        shared = Lean(*(each.reshape(-1) for each in shared))
     values = np.where(np.isnan(data), np.inf, data if kind == "min" else -data)
     places = np.expand_dims(values.argmin(axis), axis)
     settled = sums.place_of_largest(-values, axis, known, negated=False, any_place=True) == 0

@@ -100,8 +100,8 @@ def of_cast(found: Any, source: Any, limits: Any) -> tuple[Any, Lean | None]:
     mine = or_zero(bound(source))
     kept = (np.abs(shared.parts) >= MOST * mine) & (limits <= 2.0 * mine)
     limits = np.where((limits > 0) & kept, mine + last_bits(wide(found), found.dtype), limits)
-    parts = (np.where(kept, *each) for each in zip(shared[:2], own[:2], strict=True))
-    return limits, Lean(*parts, own.copies)
+    origins, parts = (np.where(kept, *each) for each in zip(shared[:2], own[:2], strict=True))
+    return limits, Lean(origins, parts, own.copies)
 
 
 def of_bits(source: Any, limits: Any) -> Lean | None:
