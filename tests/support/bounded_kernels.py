@@ -331,6 +331,17 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
     ),
     "an exponential of a fused sum": trap("found = tl.exp(a * b + 0.3)", 1e23, a=(8.03,), b=(8.07,)),
     "a denormal result": trap("found = libdevice.exp(a)", 8e-40, a=(-90.0,)),
+    "bits in 64": trap(
+        "found = (tl.exp(a.to(tl.float64) * 0.37).to(tl.int64, bitcast=True) & 255).to(tl.int32)", 1.0, out="int32"
+    ),
+    "half of bits in 64": trap(
+        "x = tl.exp(a.to(tl.float64) * 0.37).to(tl.int64, bitcast=True) >> 1\nfound = (x & 255).to(tl.int32)",
+        1.0, out="int32",
+    ),
+    "bits in 64 there and back": trap(
+        "x = tl.exp(a.to(tl.float64) * 0.37).to(tl.int64, bitcast=True)\n"
+        "found = (((x - 1).to(tl.float64, bitcast=True) - tl.exp(1.11)) * 1e16).to(tl.float32)", 2.0,
+    ),
     "a logarithm": trap("found = tl.log(a)", 2 * 2.0**-26, a=(0.7789827,)),
 }  # fmt: skip
 """Cases in which a bound was once too small, and how large the first must be at least."""

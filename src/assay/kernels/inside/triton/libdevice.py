@@ -174,5 +174,3 @@ DENORMAL = frozenset(f"__nv_{name}f" for name in _WHATEVER)
 """Those of float32 that do not take denormal numbers for zero, or say themselves of which they do."""
 LOGARITHMS = frozenset(f"__nv_{name}f" for name in ("log", "log2", "log10", "log1p"))
 """Those that do so or not."""
-SMALL = frozenset(f"__nv_{name}f" for name in ("exp", "exp10", "erfc", "normcdf", "pow", "powi", "tgamma"))
-"""Those that end in a product which may be denormal, though the arguments may not."""

@@ -45,6 +45,8 @@ _NORMAL = {
     "fp8e5": 2.0**-14,
 }
 """The least numbers of full precision."""
+_WHOLE = 2.0**53
+"""Up to it float64 has all whole numbers."""
 _fresh = itertools.count(1)
 _LANES = 1 << 24
 MOST = 0.5
@@ -273,12 +275,18 @@ def ends(handle: Any) -> tuple[Any, Any]:
 
 def below(values: Any, limits: Any) -> Any:
     """The least numbers that may be in the place of values; of infinities, too."""
-    return np.where(limits == UNKNOWN, -np.inf, np.where(limits == 0, values, values - limits))
+    return np.where(limits == UNKNOWN, -np.inf, np.where(limits == 0, values, values - limits - slack(values)))
 
 
 def above(values: Any, limits: Any) -> Any:
     """The largest ones."""
-    return np.where(limits == UNKNOWN, np.inf, np.where(limits == 0, values, values + limits))
+    return np.where(limits == UNKNOWN, np.inf, np.where(limits == 0, values, values + limits + slack(values)))
+
+
+def slack(values: Any) -> Any:
+    """What float64 loses of large whole numbers."""
+    large = np.abs(values) >= _WHOLE
+    return np.where(large, 2.0 * _EPSILON["fp64"] * np.abs(values), 0.0) if large.any() else 0.0
 
 
 def hull(values: Any, low: Any, high: Any) -> Any:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-_FRACTIONS = 2.0**23
-"""From it on a float32 has whole numbers alone."""
 _NEAR_ZERO = 2.0**-11
 """Below it a cosine is 1."""
 
@@ -59,9 +57,3 @@ def settled_results(name: str, values: Any, args: Sequence[Any]) -> Any:
     """
     test = _OF_FUNCTION.get(name)
     return np.zeros(values.shape, bool) if test is None else np.broadcast_to(test(values, args), values.shape)
-
-
-def whole_results(values: Any) -> Any:
-    """Which sums and products are whole numbers that a float32 holds beside their neighbours, or powers of two."""
-    fits = np.rint(values) == values
-    return fits & ((np.abs(values) < _FRACTIONS) | powers_of_two(values)) if fits.any() else fits

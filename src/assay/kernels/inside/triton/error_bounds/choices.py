@@ -26,6 +26,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     last_bits,
     least_of,
     or_zero,
+    slack,
     total,
     unlike,
     wide,
@@ -45,7 +46,7 @@ def compared(found: Any, lhs: Any, rhs: Any) -> Any:
     with np.errstate(invalid="ignore"):
         between = np.abs(wide(lhs) - wide(rhs))
     between = np.where(np.isnan(between) & (wide(lhs) == wide(rhs)), 0.0, between)  # equal infinities
-    undecided = (between <= limits) & (limits > 0)
+    undecided = (between - slack(wide(lhs)) - slack(wide(rhs)) <= limits) & (limits > 0)
     for side in (lhs, rhs):
         undecided = undecided | (np.isnan(wide(side)) & (or_zero(bound(side)) > 0))
     return undecided.astype(np.float64)
@@ -250,19 +251,21 @@ def _bits_of(source: Any, limits: Any) -> Any:
     )
     low, high = values - limits - outward, values + limits + outward
     one_sign = (np.sign(low) == np.sign(high)) & np.isfinite(low) & np.isfinite(high)
-    counts = [np.asarray(each).astype(dtype).view(bits).astype(np.float64) for each in (low, source.data, high)]
-    return np.where(limits == 0, 0.0, np.where(one_sign, hull(counts[1], counts[0], counts[2]), UNKNOWN))
+    least, counts, most = (np.asarray(each).astype(dtype).view(bits) for each in (low, source.data, high))
+    ways = [np.abs(np.where(one_sign, each - counts, 0).astype(np.float64)) for each in (least, most)]
+    return np.where(limits == 0, 0.0, np.where(one_sign, np.maximum(*ways), UNKNOWN))
 
 
 def _read_bits(found: Any, source: Any, limits: Any) -> Any:
     dtype = found.data.dtype
     bits = np.dtype(f"i{dtype.itemsize}")
-    counts = np.ascontiguousarray(source.data).view(bits).astype(np.float64)
-    low, high = counts - limits, counts + limits
+    counts = np.ascontiguousarray(source.data).view(bits)
+    low, high = (side(counts.astype(np.float64), limits) for side in (below, above))
     least, most = _limits(bits)
     one_sign = (low >= 0) == (high >= 0)
-    inside = one_sign & (low >= least) & (high <= most)
-    sides = [np.where(inside, each, counts).astype(bits).view(dtype).astype(np.float64) for each in (low, high)]
+    inside = one_sign & (low > least) & (high < most)
+    step = np.ceil(np.where(inside, limits, 0.0)).astype(bits)
+    sides = [each.astype(bits).view(dtype).astype(np.float64) for each in (counts - step, counts + step)]
     return np.where(limits == 0, 0.0, np.where(inside, hull(found.data.astype(np.float64), *sides), UNKNOWN))
 
 
