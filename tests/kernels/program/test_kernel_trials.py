@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from assay.kernels.program.trial import Attempt
+from assay.kernels.program.judging.outcome import Attempt
 from support.kernel_graders import Bench
 from support.kernelbench_data import HONEST, ROOT
 from support.trials import PRODUCT, SNAKE, Trials, multiplying, snaking

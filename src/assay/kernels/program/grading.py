@@ -20,6 +20,7 @@ from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.limits import ON_DEVICE, UNALLOCATED
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
@@ -29,7 +30,7 @@ from assay.kernels.program.own_text import own_text
 from assay.kernels.program.planning import plan
 from assay.kernels.program.published import at_published_size
 from assay.kernels.program.reading import Refusal, read
-from assay.kernels.program.trial import Attempt, Outcome, record, replay
+from assay.kernels.program.trial import record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.base import Limits, Sandbox
