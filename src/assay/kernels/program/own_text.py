@@ -16,7 +16,7 @@ from assay.kernels.job_reports import explain, line_of
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import record_job
-from assay.kernels.program.trial import End, Outcome
+from assay.kernels.program.judging.outcome import End, Outcome
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import JobResult, Limits, Sandbox
 from assay.types import Json
@@ -38,7 +38,7 @@ async def own_text(
     limits: Limits,
     precision: str,
     program: Program,
-    texts: Sequence[Sequence[str]],
+    texts: Sequence[str],
 ) -> Outcome | None:
     """What is wrong with the kernels as Triton reads them; None for nothing.
 
@@ -51,7 +51,7 @@ async def own_text(
     return outcome_of(result, program, texts)
 
 
-def outcome_of(result: JobResult, program: Program, texts: Sequence[Sequence[str]]) -> Outcome | None:
+def outcome_of(result: JobResult, program: Program, texts: Sequence[str]) -> Outcome | None:
     """What such a recording shows."""
     report = result.report.get("own") if isinstance(result.report, Mapping) else None
     own: Mapping[str, Json] = report if isinstance(report, Mapping) else {}
@@ -65,10 +65,10 @@ def outcome_of(result: JobResult, program: Program, texts: Sequence[Sequence[str
         return Outcome("timeout", f"{_LONG} {explain(result)}", stage="record", cpu_s=result.cpu_s)
     found = texts_of(own.get("texts"))
     launches = [step for step in program.steps if isinstance(step, Launch)]
-    if len(found) != len(texts) or [len(row) for row in found] != [len(row) for row in texts]:
+    if len(found) != len(texts):
         return Outcome("unsupported", _NOT_TOLD, stage="record", cpu_s=result.cpu_s)
     for launch, mine, theirs in zip(launches, texts, found, strict=False):
-        if any(one and one != other for one, other in zip(mine, theirs, strict=True)):
+        if mine and mine != theirs:
             name = program.kernels[launch.kernel].name
             said = _UNLIKE.format(f"{name} (launched in line {launch.line})")
             return Outcome("unsupported", said, launch.line, stage="record", cpu_s=result.cpu_s)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton import knobs
@@ -22,6 +22,10 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import create_function_from_signature
 
 DIGEST_CHARACTERS = 32
+LAUNCHES_TOLD = 512
+"""Of a program's launches so many are compared: a report has room for no more."""
+PASSED_OVER = "passed over"
+"""Stands for the digest of a configuration that fails a `tl.static_assert` of the kernel's own: a tuner goes on."""
 _PLACES = re.compile(r" loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)|^#loc.*\n", re.MULTILINE)
 _NAMES = re.compile(r"@(?:\"[^\"]+\"|[\w$.]+)|%[A-Za-z_][\w$.]*")
 """Of functions, arguments and constants, each of one thing. Numbers of values may stand for several."""
@@ -77,6 +81,11 @@ class Launch:
 def digest(text: str) -> str:
     """What stands for the text of a module, whatever its names."""
     return hashlib.sha256(plain(text).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def joined(digests: Sequence[str]) -> str:
+    """One digest for the variants of a launch; empty where one of theirs is not known."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:DIGEST_CHARACTERS] if all(digests) else ""
 
 
 def plain(text: str) -> str:
