@@ -297,6 +297,9 @@ def _tensors(value: Any, returned: bool = False) -> list[torch.Tensor]:
 def _fault(error: BaseException, tape: Tape) -> Json:
     """Why there is no program. A read that a candidate caught is likelier the cause than what it raised instead."""
     if isinstance(error, NotRecordableError):
+        # What an earlier call did to its caller's tensors is wrong, whatever becomes of launches on them.
+        if tape.replaced:
+            return submission.fault(tape.doing, WrongOutputError(tape.replaced), "wrong_output")
         return submission.fault(tape.doing, error, "unsupported")
     if isinstance(error, HostReadError) or any(sign in str(error) for sign in _NO_VALUES):
         return submission.fault(tape.doing, error, "host_read")
