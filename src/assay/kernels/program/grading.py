@@ -235,8 +235,9 @@ class Grading:
         self, verdict: Verdict, code: str, size: Size, whole: Attempt, compiled: CompileReport
     ) -> Verdict:
         """The verdict once Triton has read the submission's own kernels, and not the grader's of their text."""
-        precision = self.config.precision
-        found = await own_text(self.sandbox, code, size.draw, self._limits(), precision, whole.program, compiled.texts)
+        config, (program, texts) = self.config, (whole.program, compiled.texts)
+        limits = self._limits()
+        found = await own_text(self.sandbox, code, size.draw, limits, config.precision, config.arch, program, texts)
         return verdict if found is None else at_another_size(verdict_of(found, {}), verdict, "right, but")
 
     async def _compile(self, attempt: Attempt, read_only: bool = False) -> CompileReport:

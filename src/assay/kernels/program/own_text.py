@@ -1,6 +1,6 @@
 """Whether Triton reads in a submission's own kernels what the grader read in their text (`inside.record.own_text`).
 
-    outcome = await own_text(sandbox, code, draw, limits, precision, texts)        None where it does
+    outcome = await own_text(sandbox, code, draw, limits, precision, arch, program, texts)        None where it does
 
 A submission is recorded once more, and this time Triton's front end reads the kernels that are launched. What it makes
 of them is compared with what it made of the texts that were compiled. The answer comes from the submission's process,
@@ -37,17 +37,19 @@ async def own_text(
     draw: InputSet,
     limits: Limits,
     precision: str,
+    arch: str,
     program: Program,
     texts: Sequence[str],
 ) -> Outcome | None:
     """What is wrong with the kernels as Triton reads them; None for nothing.
 
-    `program`: what was compiled. `texts`: of its launches, as the compiler reports them.
+    `program`: what was compiled for `arch`. `texts`: of its launches, as the compiler reports them.
 
     Raises:
         SandboxError: no job at all can be run here.
     """
-    result = await sandbox.run(record_job(code, draw, limits, precision, text_checks=False, reads=True))
+    capability = int(arch.removeprefix("sm_"))
+    result = await sandbox.run(record_job(code, draw, limits, precision, text_checks=False, reads=capability))
     return outcome_of(result, program, texts)
 
 

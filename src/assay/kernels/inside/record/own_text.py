@@ -34,9 +34,9 @@ _MERGED = (
 class OwnTexts:
     """Digests of what Triton reads, launch by launch, and what it has against it."""
 
-    def __init__(self, kernels: Sequence[JITFunction[Any]]) -> None:
-        """`kernels`: the submission's own, by number."""
-        self._kernels = kernels
+    def __init__(self, kernels: Sequence[JITFunction[Any]], capability: int) -> None:
+        """`kernels`: the submission's own, by number. `capability`: of the GPU that they are compiled for."""
+        self._kernels, self._capability = kernels, capability
         self._by_key: dict[tuple[int, Any], tuple[str, int]] = {}
         self._by_hash: dict[str, tuple[str, int]] = {}
         self._known: dict[str, str] = {}
@@ -72,7 +72,7 @@ class OwnTexts:
 
     def _launch(self, launch: Launch, variant: Variant) -> front_end.Launch:
         arguments = {name: stand_ins.argument(value, self._function) for name, value in variant.args}
-        return front_end.Launch(self._function(launch.kernel), arguments, dict(variant.options))
+        return front_end.Launch(self._function(launch.kernel), arguments, dict(variant.options), self._capability)
 
     def _read(self, launch: Launch, variant: Variant) -> str:
         """The digest of a variant, or that a tuner passes over it. What Triton specialises alike is read once."""
