@@ -205,6 +205,38 @@ def test_whatever_writes_is_a_store(bench: Bench, compiled: Compile, name: str) 
     assert ("no allocator was set" in report.message) == (name == "descriptors")
 
 
+GIVEN = 'torch.empty(size, device="cuda", dtype=torch.int8)'
+ALLOCATORS = {
+    "one without a hash": (f"__hash__ = None\n    def __call__(self, size, alignment, stream): return {GIVEN}", "ok"),
+    "equal to every other": (
+        f"def __eq__(self, _): return True\n    def __call__(self, size, *_): return {GIVEN}",
+        "ok",
+    ),
+    "one that raises": ("def __call__(self, *_): raise ValueError()", "raises"),
+    "one of other arguments": (f"def __call__(self, size): return {GIVEN}", "raises"),
+    "one on the host": ("def __call__(self, size, *_): return torch.empty(size, dtype=torch.int8)", "raises"),
+    "too little": ("def __call__(self, *_): return torch.empty(1, device='cuda')", "raises"),
+}
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_an_allocator_gives_memory(bench: Bench, compiled: Compile, name: str) -> None:
+    body, outcome = ALLOCATORS[name]
+    head = (
+        f"class Allocator:\n    {body}\n"
+        "@triton.jit\ndef writer(x, out, n, NEEDS: tl.constexpr):\n"
+        "    i = tl.program_id(0) * 256 + tl.arange(0, 256)\n"
+        "    v = tl.load(x + i, mask=i < n)\n    if NEEDS:\n        "
+        "tl.make_tensor_descriptor(out, [n], [1], [256]).store([tl.program_id(0) * 256], v)\n"
+        "    else:\n        tl.store(out + i, v, mask=i < n)"
+    )
+    for needs, expected in ((True, outcome), (False, "ok")):
+        launch = f"writer[(2,)](x, out, n, NEEDS={needs})"
+        code = module(host="triton.set_allocator(Allocator())", launch=launch, head=head)
+        report = compiled(recorded_text(bench, code))
+        assert report.outcome == expected, report
+
+
 def test_a_branch_that_is_not_taken_when_compiled_is_not_compiled(bench: Bench, compiled: Compile) -> None:
     code = module("if BLOCK == 128:\n    v = v + tl.zeros((128,), tl.float32)")
     assert compiled(recorded_text(bench, code)).outcome == "ok"
