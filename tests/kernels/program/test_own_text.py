@@ -139,6 +139,11 @@ def test_a_sandbox_that_fails_says_nothing_of_the_kernels() -> None:
     assert told(None, SAME, end="infra").startswith("infra: ")
 
 
+def test_a_reading_that_takes_too_much_is_told() -> None:
+    assert told(None, SAME, end="timeout").startswith("timeout: Triton was reading the kernels")
+    assert told(None, SAME, end="memory").startswith("unsupported: Triton was reading the kernels")
+
+
 @pytest.mark.parametrize("found", [None, 1, "ab", [1, 2], [[{}]], [["a"], 3], ["a", None]])
 def test_texts_of_a_child_are_texts(found: Any) -> None:
     texts = texts_of(found)

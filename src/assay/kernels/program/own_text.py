@@ -28,6 +28,7 @@ _UNLIKE = (
 )
 _CHARACTERS, _NAME_CHARACTERS = 1000, 100
 _LONG = "Triton was reading the kernels, in as many variants as are launched, and was"
+_LARGE = "Triton was reading the kernels, in as many variants as are launched, and had no room for that"
 _NOT_TOLD = "the submission was recorded a second time, and did something else than at first"
 
 
@@ -65,6 +66,8 @@ def outcome_of(result: JobResult, program: Program, texts: Sequence[str]) -> Out
         return Outcome("infra", f"the sandbox failed: {result.message}", stage="record", cpu_s=result.cpu_s)
     if result.end == "timeout":
         return Outcome("timeout", f"{_LONG} {explain(result)}", stage="record", cpu_s=result.cpu_s)
+    if result.end == "memory":
+        return Outcome("unsupported", f"{_LARGE} ({explain(result)})", stage="record", cpu_s=result.cpu_s)
     found = texts_of(own.get("texts"))
     launches = [step for step in program.steps if isinstance(step, Launch)]
     if len(found) != len(texts):
