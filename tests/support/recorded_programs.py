@@ -53,11 +53,16 @@ def module(body: str = "pass", host: str = "pass", launch: str = "", head: str =
 
 def recorded_text(bench: Bench, code: str, shape: tuple[int, ...] = (8, 64)) -> str:
     """The program of a submission whose model takes one tensor of float32 and no arguments."""
+    return _text(bench, recording(code, shape))
+
+
+def recording(code: str, shape: tuple[int, ...] = (8, 64), reads: int = 0) -> Job:
+    """The job that records it. `reads`: what Triton reads in its kernels for a GPU of that capability is told, too."""
     room = ProgramLimits().json_bytes
     given = [Frame({}).add(host_tensor(np.ones(shape), "float32"))]
     header: Any = {"init_inputs": [], "inputs": given, "precision": "float32", "program_bytes": room}
-    header["text_checks"] = True
-    return _text(bench, Job(code, RECORD, (Round((), (room,)),), header, LIMITS))
+    header |= {"text_checks": True, "reads": reads}
+    return Job(code, RECORD, (Round((), (room,)),), header, LIMITS)
 
 
 def drawn_text(bench: Bench, code: str, draw: InputSet) -> str:

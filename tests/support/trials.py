@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, load_problems
+from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.planning import plan
-from assay.kernels.program.trial import Attempt, Outcome, record, replay
+from assay.kernels.program.trial import record, replay
 from support.kernel_graders import LIMITS, Bench
 
 HEAD = """

@@ -11,6 +11,8 @@ from support.kernel_graders import Bench
 KERNEL = """
 import numpy as np
 class Whole(int): pass
+class Says:
+    def __index__(self): return 3
 class Types: int8, constexpr = tl.int32, tl.int32
 BYTE, CONSTANT, SAME = tl.int8, tl.constexpr, tl.const
 @triton.jit
@@ -22,8 +24,11 @@ def kernel(x, out, n, a TYPE, BLOCK: tl.constexpr):
 RAISES, LARGE = "so Triton raises at the launch", "too large to represent"
 OTHER_NAME = "or the type by its own name"
 CONSTANT, NO_TYPE = ": tl.constexpr", "the argument a of kernel() has no type in a kernel"
+IS_CONSTANT = "the argument a of kernel() is a tl.constexpr, and the parameter is none"
+READ = "is annotated, reads a value of a tensor on the host"
+IS_TENSOR = "and is a Tensor, so Triton raises at the launch"
 NO_CONSTANT, ANNOTATED = "with which Triton computes nothing when it compiles", "annotated as i32 and is 3.0"
-ERRORS = (NO_TYPE, ANNOTATED, RAISES, LARGE, "a type that Triton's launcher has not")
+ERRORS = (IS_TENSOR, NO_TYPE, ANNOTATED, RAISES, LARGE, "a type that Triton's launcher has not")
 GIVEN: dict[str, tuple[str, str, str]] = {
     "bool": ("True", "", ""),
     "a float of NumPy's that is one": ("np.float64(2)", "", ""),
@@ -31,7 +36,9 @@ GIVEN: dict[str, tuple[str, str, str]] = {
     "nothing": ("None", "", ""),
     "a tuple": ("(x, 2, (None, 1.5))", "", ""),
     "a shape": ("x.shape", "", ""),
-    "a compile-time number": ("tl.constexpr(4)", "", ""),
+    "a compile-time number": ("tl.constexpr(4)", CONSTANT, ""),
+    "one for a parameter that is none": ("tl.constexpr(4)", "", IS_CONSTANT),
+    "one for a parameter of a type": ("tl.constexpr(4)", ": tl.int32", IS_CONSTANT),
     "a compile-time dtype": ("tl.float16", CONSTANT, ""),
     "a compile-time text": ("'sum'", CONSTANT, ""),
     "a whole number for an annotated one": ("3", ": tl.int32", ""),
@@ -44,8 +51,17 @@ GIVEN: dict[str, tuple[str, str, str]] = {
     "a text": ("'sum'", "", NO_TYPE),
     "a dtype": ("torch.float16", "", NO_TYPE),
     "a compile-time number of NumPy's": ("np.int64(2)", CONSTANT, NO_CONSTANT),
-    "a constant of NumPy's": ("tl.constexpr(np.int64(2))", "", NO_CONSTANT),
+    "a constant of NumPy's": ("tl.constexpr(np.int64(2))", CONSTANT, NO_CONSTANT),
+    "one of NumPy's for a parameter that is none": ("tl.constexpr(np.int64(2))", "", IS_CONSTANT),
     "a float for an annotated whole number": ("3.0", ": tl.int32", ANNOTATED),
+    "a tensor for an annotated fraction": ("x[0]", ": tl.float32", READ),
+    "one of whole numbers": ("x[0].to(torch.int8)", ": tl.float16", READ),
+    "one for an annotated whole number": ("x[0].int()", ": tl.int32", READ),
+    "one of fractions for a whole number": ("x[0]", ": tl.int32", IS_TENSOR),
+    "one of several elements": ("x.int()", ": tl.int32", IS_TENSOR),
+    "one for a number without a sign": ("x[0].int()", ": tl.uint32", IS_TENSOR),
+    "what says a number": ("Says()", ": tl.int32", NO_TYPE),
+    "a text for a whole number": ("'3'", ": tl.int32", NO_TYPE),
     "a number below zero for one without a sign": ("-3", ": tl.uint32", RAISES),
     "the same of Python's types": ("-3", ": 'u8'", RAISES),
     "a number of more than 64 bits": ("1 << 64", ": 'uint64_t'", LARGE),
@@ -77,7 +93,8 @@ def test_a_launch_takes_what_triton_has_a_type_for(bench: Bench, name: str) -> N
     ran = bench.run(code, X, outputs=OUT)
     if said:
         assert said in ran.fault["message"], ran.fault
-        assert ran.fault["kind"] == ("error" if said in ERRORS else "unsupported")
+        kinds = {READ: "host_read", **dict.fromkeys(ERRORS, "error")}
+        assert ran.fault["kind"] == kinds.get(said, "unsupported")
     else:
         assert np.array_equal(ok(ran), X)
 

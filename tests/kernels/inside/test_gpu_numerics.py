@@ -25,10 +25,11 @@ from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.stage import run_cuda
 from assay.kernels.problems.sources import find_problem, load_problems
+from assay.kernels.program.judging.outcome import Attempt
 from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.on_device import replay_on_device
 from assay.kernels.program.planning import plan
-from assay.kernels.program.trial import Attempt, record
+from assay.kernels.program.trial import record
 from assay.kernels.program.verdict import verdict_of
 from assay.sandbox import JobResult
 from support.kernel_graders import LIMITS, Bench

@@ -290,7 +290,8 @@ def test_grids_that_no_gpu_takes(bench: Bench, grid: str, said: str) -> None:
         ("launch_cooperative_grid=True", "a GPU refuses a grid that does not fit"),
         ("debug=True", "exceed their type"),
         ("maxnreg=8", "maxnreg of a launch is 16 to 256, not 8"),
-        ("num_warps=2.0", "num_warps of a launch is 1 to 32, not 2.0"),
+        ("num_warps=64", "num_warps of a launch is 1 to 32, not 64"),
+        ("num_warps=True", "num_warps of a launch is 1 to 32, not True"),
         ("enable_fp_fusion=3", "enable_fp_fusion of a launch is False or True, not 3"),
         ("ptx_options='-O0'", "the compiler's option ptx_options is not taken"),
         ("sanitize_overflow=False", "the compiler's option sanitize_overflow is not taken"),
@@ -299,6 +300,25 @@ def test_grids_that_no_gpu_takes(bench: Bench, grid: str, said: str) -> None:
 def test_options_that_change_what_a_kernel_means_are_unsupported(bench: Bench, option: str, said: str) -> None:
     ran = bench.run(pointwise(COPY, f"kernel[(1,)](x, out, n, BLOCK=128, {option})"), X, outputs=OUT)
     assert ran.fault["kind"] == "unsupported" and said in ran.fault["message"], ran
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("num_warps=3", "AssertionError: Triton raises at a launch of kernel.. with num_warps=3: .* power of 2"),
+        ("num_warps=-4, num_stages=2", "AssertionError: .* with num_warps=-4, num_stages=2: .* power of 2"),
+        ("num_warps=2.0", "TypeError: .* with num_warps=2.0: unsupported operand"),
+        ("num_warps='4'", "TypeError: .* with num_warps='4': '>' not supported"),
+    ],
+)
+def test_options_that_triton_does_not_take_raise(bench: Bench, option: str, said: str) -> None:
+    launched = pointwise(COPY, f"kernel[(1,)](x, out, n, BLOCK=128, {option})")
+    configured = f"@triton.autotune([triton.Config({{}}), triton.Config({{}}, {option})], key=[])\n@triton.jit"
+    for code in (launched, pointwise(COPY).replace("@triton.jit", configured)):
+        ran = bench.run(code, X, outputs=OUT)
+        assert ran.fault["kind"] == "error", ran
+        assert re.match(said, f"{ran.fault['type']}: {ran.fault['message']}"), ran.fault
+        assert "kernel[(1,)]" in code.splitlines()[ran.fault["line"] - 1]
 
 
 def test_a_kernel_that_checks_overflows_is_unsupported(bench: Bench) -> None:
@@ -370,9 +390,9 @@ def test_arguments(bench: Bench, arguments: str, scale: float, shift: float) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("x, out, None", "missing a required argument: 'n'"),
-        ("BLOCK=128", "missing a required argument: 'x'"),
-        ("x, out, None, n, 1.0, 128, True, 5", "too many positional arguments"),
+        ("x, out, None", "kernel() missing 1 required positional argument: 'n'"),
+        ("BLOCK=128", "kernel() missing 4 required positional arguments: 'x', 'out', 'bias', and 'n'"),
+        ("x, out, None, n, 1.0, 128, True, 5", "kernel() takes from 4 to 7 positional arguments but 8 were given"),
         ("x, out, None, n, x=x", "multiple values for argument 'x'"),
         ("x, out, None, n, colour=3", "colour"),
     ],

@@ -80,6 +80,16 @@ RETURNS = {
     "a tensor with a note": ("y.note = 3\nreturn y", "ok", ""),
     "a method of its own": ("y.cpu = lambda: 0\nreturn y", "wrong", "a tensor with a cpu of its own"),
     "an input's method": ("x.sub = lambda *a: 0\nreturn y", "wrong", "another sub in the place of that of input 0"),
+    "another place for an input": (
+        "x.data_ptr = y.data_ptr\nreturn y",
+        "wrong",
+        "another data_ptr in the place of that of input 0",
+    ),
+    "an input's method, before a launch": (
+        "y.sub = lambda *a: 0\nreturn snake(x, self.frequency, y)",
+        "unsupported",
+        "a tensor with a sub of its own",
+    ),
     "an input of its class": ("x.__class__ = Mine\nreturn y", "wrong", "a Mine"),
     "a weight of its class": (
         "self.frequency.__class__ = Own\nreturn y",

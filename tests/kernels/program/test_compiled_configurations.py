@@ -62,3 +62,27 @@ def test_only_configurations_that_compile_count(bench: Bench, grader: Grader, na
     verdict = bench.wait(grader.grade(problem, submission(configurations)))
     assert verdict.kind == kind, verdict
     assert said in str(verdict.evidence.get("compiler"))
+
+
+REBOUND = """
+LEAST = tl.constexpr(0)
+
+@triton.jit
+def spared(room, least=LEAST):
+    return room >= least
+
+LEAST = tl.constexpr(5)
+
+"""
+"""A helper that holds for every ROOM from 0 on to Triton, and for those from 5 on in its text."""
+
+
+def test_a_configuration_that_the_text_alone_refuses_is_not_passed_over(bench: Bench, grader: Grader) -> None:
+    """It is left out of what is replayed, and on a GPU a tuner may choose it."""
+    kernel = REBOUND + TUNED.replace("tl.static_assert(ROOM >= 0)", "tl.static_assert(spared(ROOM))")
+    problem = next(one for one in load_problems("shipped", (1,)) if one.key == SNAKE)
+    for configurations, kind in (("[(False, 8), (False, 9)]", "ok"), ("[(True, 1), (False, 8)]", "unsupported")):
+        code = snaking(FORWARD, kernel.replace("CONFIGURATIONS", configurations))
+        verdict = bench.wait(grader.grade(problem, code))
+        assert verdict.kind == kind, verdict
+    assert "Triton reads another kernel in tuned" in verdict.message

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from assay.kernels.problems.sources import make_problem
-from assay.kernels.program.trial import Attempt
+from assay.kernels.program.judging.outcome import Attempt
 from assay.kernels.program.weight_work import weight_work
 from support.kernel_graders import Bench
 from support.kernelbench_data import ROOT

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from assay.kernels.program.trial import Attempt
+from assay.kernels.program.judging.outcome import Attempt
 from support.kernel_graders import Bench
 from support.kernelbench_data import HONEST, ROOT
 from support.trials import PRODUCT, SNAKE, Trials, multiplying, snaking
@@ -95,6 +95,9 @@ READS = {
     "numpy": ("x.cpu().numpy()", "numpy"),
     "an address in arithmetic": ("x.data_ptr() + 4", "data_ptr"),
     "an address as an argument": ("snake_kernel[(1,)](x.data_ptr(), x, x, 1, 1, BLOCK=1)", "data_ptr"),
+    "an address as a compile-time argument": ("snake_kernel[(1,)](x, x, x, 1, 1, BLOCK=x.data_ptr())", "data_ptr"),
+    "an address in a tuple": ("snake_kernel[(1,)]((x, x.data_ptr()), x, x, 1, 1, BLOCK=1)", "data_ptr"),
+    "an address in a grid": ("snake_kernel[(x.data_ptr(),)](x, x, x, 1, 1, BLOCK=1)", "data_ptr"),
     "equal": ("torch.equal(x, x)", "equal"),
     "past the watch": ("with torch._C.DisableTorchFunction(): x.tolist()", "tolist"),
     "a read that is caught": ("try: float(x[0, 0])\nexcept Exception: raise ValueError('x')", "__float__"),

@@ -7,15 +7,17 @@ from typing import Any
 
 import chz
 import pytest
-from benchmarks.common.submissions import Submission, read_submissions
+from benchmarks.common.submissions import Submission, read_submission, read_submissions
 
 from assay.kernels.compile.stage import texts_of
+from assay.kernels.inside.triton.front_end import LAUNCHES_TOLD
 from assay.kernels.program.form import Program
 from assay.kernels.program.own_text import outcome_of
 from assay.sandbox import JobResult
 from support.kernel_graders import QUICK, Bench
-from support.kernelbench_data import ATTACKS, shipped
+from support.kernelbench_data import ATTACKS, HONEST, shipped
 from support.programs import launch, made
+from support.recorded_programs import module, recording
 
 COMPILED = chz.replace(QUICK, compile_check="right")
 SHIPPED = shipped()
@@ -43,26 +45,73 @@ def test_a_kernel_that_triton_reads_otherwise_is_not_ok(bench: Bench, name: str)
     assert bench.grade(SHIPPED[attack.problem], attack.code, QUICK).ok
 
 
+TUNED = """
+@triton.autotune([triton.Config({"W": w}) for w in range(64)], key=[])
+@triton.jit
+def tuned(x, W: tl.constexpr):
+    tl.static_assert(W < LEAST)
+    tl.store(x, W + 0.0)
+"""
+
+
+def own(bench: Bench, head: str, launch: str) -> Any:
+    """What the recording of a submission says of its kernels."""
+    result = bench.wait(bench.sandbox.run(recording(module(head=head, launch=launch), reads=90)))
+    assert result.end == "ok" and "fault" not in result.report, result
+    return result.report["own"]
+
+
+@pytest.mark.parametrize(("times", "told"), [(30, 30), (600, LAUNCHES_TOLD)])
+def test_a_report_has_room_for_as_many_launches_as_a_program_may_have(bench: Bench, times: int, told: int) -> None:
+    head = TUNED.replace("LEAST", "64") if times == 30 else TUNED.replace("LEAST", "64").replace("64)]", "2)]")
+    texts = own(bench, head, f"for _ in range({times}):\n            tuned[(1,)](out)")["texts"]
+    assert len(texts) == told and len(set(texts)) == 1 and texts[0]
+
+
+def test_what_a_tuner_passes_over_is_told_from_what_it_may_choose(bench: Bench) -> None:
+    one, other = (own(bench, TUNED.replace("LEAST", least), "tuned[(1,)](out)")["texts"] for least in ("64", "63"))
+    assert len(one) == len(other) == 1 and one[0] and other[0] and one != other
+    refused = own(bench, TUNED.replace("LEAST", "0"), "tuned[(1,)](out)")["refused"]
+    assert refused["kernel"] == "tuned" and "W < 0" in refused["text"], refused
+
+
+def test_a_failed_assertion_of_what_is_not_tuned_is_refused(bench: Bench) -> None:
+    head = TUNED.partition("key=[])")[2].replace("LEAST", "3")
+    assert own(bench, head, "tuned[(1,)](out, 2)")["texts"]
+    assert own(bench, head, "tuned[(1,)](out, 3)")["refused"]["kernel"] == "tuned"
+    # One of a helper's is none to a tuner: it raises.
+    helper = "@triton.jit\ndef helper(W: tl.constexpr):\n    tl.static_assert(W < 3)\n    return 0.0\n"
+    head = helper + TUNED.replace("tl.static_assert(W < LEAST)", "helper(W)")
+    assert own(bench, head, "tuned[(1,)](out)")["refused"]["kernel"] == "tuned"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+def test_kernels_are_read_for_the_gpu_that_they_are_compiled_for(bench: Bench, arch: str) -> None:
+    """A descriptor is another text where a GPU has none."""
+    honest = read_submission(HONEST / "matmul_descriptors.py")
+    verdict = bench.grade(SHIPPED[honest.problem], honest.code, chz.replace(COMPILED, arch=arch))
+    assert verdict.ok and verdict.compiled, verdict
+
+
 PROGRAM: Program = made(forward=[launch(), launch()])
 
 
-def told(report: Any, texts: Sequence[Sequence[str]], end: str = "ok") -> str:
+def told(report: Any, texts: Sequence[str], end: str = "ok") -> str:
     """How a recording that reports this about a program ends, or an empty text."""
     result = JobResult(end, "", report=report)  # type: ignore[arg-type]
     found = outcome_of(result, PROGRAM, texts)
     return "" if found is None else f"{found.end}: {found.message}"
 
 
-SAME = [["a"], ["b"]]
+SAME = ["a", "b"]
 REPORTS: dict[str, tuple[Any, str]] = {
     "the same": ({"own": {"texts": SAME}}, ""),
-    "another one": ({"own": {"texts": [["a"], ["c"]]}}, "unsupported: Triton reads another kernel"),
-    "fewer launches": ({"own": {"texts": [["a"]]}}, "unsupported: the submission was recorded a second time"),
-    "more variants": (
-        {"own": {"texts": [["a"], ["b", "b"]]}},
-        "unsupported: the submission was recorded a second time",
-    ),
-    "no text": ({"own": {"texts": [[1], [None]]}}, "unsupported: Triton reads another kernel"),
+    "another one": ({"own": {"texts": ["a", "c"]}}, "unsupported: Triton reads another kernel"),
+    "one that is not known": ({"own": {"texts": ["a", ""]}}, "unsupported: Triton reads another kernel"),
+    "fewer launches": ({"own": {"texts": ["a"]}}, "unsupported: the submission was recorded a second time"),
+    "more launches": ({"own": {"texts": ["a", "b", "b"]}}, "unsupported: the submission was recorded a second time"),
+    "no text": ({"own": {"texts": [1, None]}}, "unsupported: Triton reads another kernel"),
+    "lists": ({"own": {"texts": [["a"], ["b"]]}}, "unsupported: Triton reads another kernel"),
     "nothing": ({}, "unsupported: the submission was recorded a second time"),
     "no report": (None, "unsupported: the submission was recorded a second time"),
     "refused": (
@@ -83,13 +132,20 @@ def test_what_a_recording_says_of_its_kernels_is_read_with_care(name: str) -> No
 
 
 def test_a_kernel_that_the_compiler_was_not_asked_about_is_not_compared() -> None:
-    assert told({"own": {"texts": [["a"], ["c"]]}}, [["a"], [""]]) == ""
+    assert told({"own": {"texts": ["a", "c"]}}, ["a", ""]) == ""
 
 
 def test_a_sandbox_that_fails_says_nothing_of_the_kernels() -> None:
     assert told(None, SAME, end="infra").startswith("infra: ")
 
 
-@pytest.mark.parametrize("found", [None, 1, "ab", [1, 2], [[{}]], [["a"], 3]])
+def test_a_reading_that_takes_too_much_is_told() -> None:
+    assert told(None, SAME, end="timeout").startswith("timeout: Triton was reading the kernels")
+    assert told(None, SAME, end="memory").startswith("unsupported: Triton was reading the kernels")
+
+
+@pytest.mark.parametrize("found", [None, 1, "ab", [1, 2], [[{}]], [["a"], 3], ["a", None]])
 def test_texts_of_a_child_are_texts(found: Any) -> None:
-    assert all(isinstance(text, str) for row in texts_of(found) for text in row)
+    texts = texts_of(found)
+    given = found if isinstance(found, list) else []
+    assert texts == tuple(each if isinstance(each, str) else "" for each in given)

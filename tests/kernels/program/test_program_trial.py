@@ -27,8 +27,10 @@ from assay.kernels.program.jobs import (
     replay_job,
     rounds_of,
 )
+from assay.kernels.program.judging.answers import Answers
+from assay.kernels.program.judging.judge import judge
+from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.planning import plan
-from assay.kernels.program.trial import Answers, Attempt, Outcome, judge
 from assay.kernels.program.verdict import verdict_of
 from assay.sandbox import JobResult, Limits
 from support.programs import N, made, operation, window, written
@@ -215,8 +217,10 @@ def test_a_program_in_another_encoding_is_none() -> None:
 
 
 def test_the_recording_job_holds_no_secret() -> None:
-    job = record_job("", DRAW, Limits(), "float32")
-    assert job.header.keys() == {"init_inputs", "inputs", "precision", "program_bytes", "text_checks", "structure"}
+    job, again = (record_job("", DRAW, Limits(), "float32", reads=reads) for reads in (0, 90))
+    known = {"init_inputs", "inputs", "precision", "program_bytes", "text_checks", "structure"}
+    assert job.header.keys() == known | {"reads"} and replace(again, header=job.header) == job
+    assert again.header == {**job.header, "reads": 90} and job.header["reads"] == 0
     assert all(not one.inputs for one in job.rounds)
     told = json.dumps(job.header)
     assert str(DRAW.input_seed) not in told and str(DRAW.weight_seed) not in told

@@ -17,11 +17,13 @@ from assay.kernels.numerics.held_inputs import Left
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.jobs import NO_KERNEL, Replay, measured
+from assay.kernels.program.judging.answers import Answers
+from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.on_device import device_job, in_device_order, judge_on_device
 from assay.kernels.program.planning import plan
-from assay.kernels.program.trial import Answers, Attempt, Outcome, record
+from assay.kernels.program.trial import record
 from assay.sandbox import JobResult
 from support.device_stand_in import run_on_stand_in
 from support.kernel_graders import LIMITS, Bench

@@ -24,7 +24,6 @@ from support.sandboxes import needs_walls
 FIT = chz.replace(QUICK, scale="fit")
 COMPILED = chz.replace(FIT, compile_check="right")
 SCALED = make_problem(1, 1, "scaled", TINY, "test")
-ELEMENTS = 64 * 4096
 BEFORE = "right at the sizes it was graded at, but at the published one: "
 
 CANDIDATE = """

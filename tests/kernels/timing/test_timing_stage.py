@@ -26,7 +26,8 @@ from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import find_problem, load_problems
-from assay.kernels.program.trial import Attempt, record
+from assay.kernels.program.judging.outcome import Attempt
+from assay.kernels.program.trial import record
 from assay.kernels.sandboxes import local_sandbox
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.stage import KINDS, Turns, stopwatch_for, timed, timed_problem, work_of

@@ -73,8 +73,9 @@ class CompileReport:
     none was are left out. For `compiled_part`."""
     stored: int | None = None
     """Bytes that the launches of forward store at most, where they were only read and their texts say so."""
-    texts: tuple[tuple[str, ...], ...] = ()
-    """Of each launch, for each variant a digest of what Triton's front end reads; empty where it was not asked."""
+    texts: tuple[str, ...] = ()
+    """Of each launch, as many as are compared, a digest of what Triton's front end reads in its variants; empty where
+    that is not known of one."""
 
 
 async def compile_program(
@@ -150,10 +151,9 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored, texts)
 
 
-def texts_of(found: Json) -> tuple[tuple[str, ...], ...]:
-    """Digests of what Triton's front end read in the variants of some launches, as a child reports them."""
-    rows = [row for row in found if isinstance(row, list)] if isinstance(found, list) else []
-    return tuple(tuple(text if isinstance(text, str) else "" for text in row) for row in rows)
+def texts_of(found: Json) -> tuple[str, ...]:
+    """Digests of what Triton's front end read in some launches, as a child reports them."""
+    return tuple(text if isinstance(text, str) else "" for text in found) if isinstance(found, list) else ()
 
 
 def compiled_part(program_text: str, report: CompileReport) -> str:

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported: its interpreter compiles nothing
 
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.jit import get_jit_fn_file_line
 
 from assay.kernels import language
-from assay.kernels.inside.triton import ahead_of_time
+from assay.kernels.inside.triton import ahead_of_time, front_end
 from assay.kernels.inside.triton.compiler_words import FILE, PASSED_OVER, Translation
+from assay.kernels.inside.triton.front_end import LAUNCHES_TOLD
 from assay.kernels.inside.triton.stand_ins import argument
 from assay.kernels.language import CompilerText, Kernels
 from assay.kernels.program.form import Launch, Program, Step, Variant, table_of
@@ -51,8 +53,6 @@ _CHOSEN = (
     "which is not tuned again and raises. Add to `key` what differs, or leave this configuration out"
 )
 KERNELS_TOLD = 64
-LAUNCHES_TOLD = 512
-"""Launches that may have lost variants."""
 TEXT_CHARACTERS = 2000
 LINE_CHARACTERS = 120
 NO_ALLOCATOR = (
@@ -147,7 +147,7 @@ class Compiler:
         self.outcomes: dict[str, ahead_of_time.Usage | Refused] = {}
         """What came of each compilation, by what tells it from others."""
         self._texts: dict[str, str] = {}
-        """What Triton's front end read in each (`front_end.digest`)."""
+        """What Triton's front end read in each: `front_end.digest`, or that a tuner passes over it."""
         self._names: dict[str, str] = {}
         self._read: set[str] = set()
         """What was read and is not refused: launches may have it in common."""
@@ -255,6 +255,8 @@ class Compiler:
             raise
         except Exception as error:  # noqa: BLE001 - as above
             self._refuse(key, launch, error, ahead_of_time.since(start))
+            asserted = front_end.PASSED_OVER if isinstance(error, CompileTimeAssertionFailure) else ""
+            self._texts[key] = ahead_of_time.front_end_text() or asserted
 
     def _call(self, launch: Launch, variant: Variant) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """The function, its arguments and options.
@@ -290,7 +292,9 @@ class Compiler:
             "lost": self.lost is not None,
             "lacking": lacking[:LAUNCHES_TOLD],
             "too_many": len(lacking) > LAUNCHES_TOLD,
-            "texts": [[self._texts.get(key, "") for key in keys] for keys in self.keys][:LAUNCHES_TOLD],
+            "texts": [
+                front_end.joined([self._texts.get(key, "") for key in keys]) for keys in self.keys[:LAUNCHES_TOLD]
+            ],
             "raises": [asdict(each) for each in self._without_allocator()][:1],
         }
 

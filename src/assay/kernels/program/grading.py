@@ -20,6 +20,7 @@ from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.limits import ON_DEVICE, UNALLOCATED
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
@@ -29,7 +30,7 @@ from assay.kernels.program.own_text import own_text
 from assay.kernels.program.planning import plan
 from assay.kernels.program.published import at_published_size
 from assay.kernels.program.reading import Refusal, read
-from assay.kernels.program.trial import Attempt, Outcome, record, replay
+from assay.kernels.program.trial import record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.base import Limits, Sandbox
@@ -234,8 +235,9 @@ class Grading:
         self, verdict: Verdict, code: str, size: Size, whole: Attempt, compiled: CompileReport
     ) -> Verdict:
         """The verdict once Triton has read the submission's own kernels, and not the grader's of their text."""
-        precision = self.config.precision
-        found = await own_text(self.sandbox, code, size.draw, self._limits(), precision, whole.program, compiled.texts)
+        config, (program, texts) = self.config, (whole.program, compiled.texts)
+        limits = self._limits()
+        found = await own_text(self.sandbox, code, size.draw, limits, config.precision, config.arch, program, texts)
         return verdict if found is None else at_another_size(verdict_of(found, {}), verdict, "right, but")
 
     async def _compile(self, attempt: Attempt, read_only: bool = False) -> CompileReport:

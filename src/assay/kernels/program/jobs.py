@@ -128,10 +128,10 @@ def record_job(
     limits: Limits,
     precision: str,
     text_checks: bool = True,
-    reads: bool = False,
+    reads: int = 0,
 ) -> Job:
     """The job that examines a text and records its program, for the shapes of a draw or for shapes alone. `reads`: what
-    Triton reads in its kernels is told, too (`program.own_text`)."""
+    Triton reads in its kernels for a GPU of that capability is told, too (`program.own_text`)."""
     room = ProgramLimits().json_bytes
     shapes = _shapes_of(draw) if isinstance(draw, InputSet) else draw
     header: dict[str, Json] = {"init_inputs": list(shapes.init_inputs), "inputs": list(shapes.inputs)}

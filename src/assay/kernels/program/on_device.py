@@ -16,7 +16,9 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.numerics import on_gpu
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.jobs import NO_KERNEL, Replay, replay_job
-from assay.kernels.program.trial import Answers, Attempt, Outcome, judge
+from assay.kernels.program.judging.answers import Answers
+from assay.kernels.program.judging.judge import judge
+from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.sandbox.base import Job, JobResult, Sandbox
 
 REPLAY = "assay.kernels.inside.replay.device_harness"

@@ -1,6 +1,6 @@
 """Whether Triton reads in a submission's own kernels what the grader read in their text (`inside.record.own_text`).
 
-    outcome = await own_text(sandbox, code, draw, limits, precision, texts)        None where it does
+    outcome = await own_text(sandbox, code, draw, limits, precision, arch, program, texts)        None where it does
 
 A submission is recorded once more, and this time Triton's front end reads the kernels that are launched. What it makes
 of them is compared with what it made of the texts that were compiled. The answer comes from the submission's process,
@@ -16,7 +16,7 @@ from assay.kernels.job_reports import explain, line_of
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import record_job
-from assay.kernels.program.trial import End, Outcome
+from assay.kernels.program.judging.outcome import End, Outcome
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import JobResult, Limits, Sandbox
 from assay.types import Json
@@ -28,6 +28,7 @@ _UNLIKE = (
 )
 _CHARACTERS, _NAME_CHARACTERS = 1000, 100
 _LONG = "Triton was reading the kernels, in as many variants as are launched, and was"
+_LARGE = "Triton was reading the kernels, in as many variants as are launched, and had no room for that"
 _NOT_TOLD = "the submission was recorded a second time, and did something else than at first"
 
 
@@ -37,21 +38,23 @@ async def own_text(
     draw: InputSet,
     limits: Limits,
     precision: str,
+    arch: str,
     program: Program,
-    texts: Sequence[Sequence[str]],
+    texts: Sequence[str],
 ) -> Outcome | None:
     """What is wrong with the kernels as Triton reads them; None for nothing.
 
-    `program`: what was compiled. `texts`: of its launches, as the compiler reports them.
+    `program`: what was compiled for `arch`. `texts`: of its launches, as the compiler reports them.
 
     Raises:
         SandboxError: no job at all can be run here.
     """
-    result = await sandbox.run(record_job(code, draw, limits, precision, text_checks=False, reads=True))
+    capability = int(arch.removeprefix("sm_"))
+    result = await sandbox.run(record_job(code, draw, limits, precision, text_checks=False, reads=capability))
     return outcome_of(result, program, texts)
 
 
-def outcome_of(result: JobResult, program: Program, texts: Sequence[Sequence[str]]) -> Outcome | None:
+def outcome_of(result: JobResult, program: Program, texts: Sequence[str]) -> Outcome | None:
     """What such a recording shows."""
     report = result.report.get("own") if isinstance(result.report, Mapping) else None
     own: Mapping[str, Json] = report if isinstance(report, Mapping) else {}
@@ -63,12 +66,14 @@ def outcome_of(result: JobResult, program: Program, texts: Sequence[Sequence[str
         return Outcome("infra", f"the sandbox failed: {result.message}", stage="record", cpu_s=result.cpu_s)
     if result.end == "timeout":
         return Outcome("timeout", f"{_LONG} {explain(result)}", stage="record", cpu_s=result.cpu_s)
+    if result.end == "memory":
+        return Outcome("unsupported", f"{_LARGE} ({explain(result)})", stage="record", cpu_s=result.cpu_s)
     found = texts_of(own.get("texts"))
     launches = [step for step in program.steps if isinstance(step, Launch)]
-    if len(found) != len(texts) or [len(row) for row in found] != [len(row) for row in texts]:
+    if len(found) != len(texts):
         return Outcome("unsupported", _NOT_TOLD, stage="record", cpu_s=result.cpu_s)
     for launch, mine, theirs in zip(launches, texts, found, strict=False):
-        if any(one and one != other for one, other in zip(mine, theirs, strict=True)):
+        if mine and mine != theirs:
             name = program.kernels[launch.kernel].name
             said = _UNLIKE.format(f"{name} (launched in line {launch.line})")
             return Outcome("unsupported", said, launch.line, stage="record", cpu_s=result.cpu_s)

@@ -17,7 +17,7 @@ from triton.language.core import constexpr
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
 
-from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
 from assay.kernels.inside.tensors import hidden
 from assay.kernels.language.vocabulary import names_constexpr, type_named
 
@@ -35,31 +35,34 @@ def taken(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, A
     Raises:
         TypeError: an argument is missing, unknown, or there twice, or there is no type for it in a kernel.
         OverflowError: a number that the launcher cannot read for its type.
+        HostReadError: an argument of which the launcher reads a value.
         NotRecordableError: an argument that shows itself otherwise to Triton than to Python.
     """
     with torch._C.DisableTorchFunction():  # a tensor is asked for its address, which is no read
         try:
             bound, types, given = _binder(function)(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(_untaken(function, args, kwargs) or str(error)) from error
+            said = str(error).replace("dynamic_func()", f"{function.__name__}()")  # of Triton's, which stands for it
+            raise TypeError(_untaken(function, args, kwargs) or said) from error
     known = vars(backend().parse_options({}))
     if unknown := [name for name in given if name not in known and name not in function.arg_names]:
         raise TypeError(f"{function.__name__}() has no argument {unknown[0]!r}, nor has a launch such an option")
     hash(tuple(types))  # by which Triton looks kernels up
     for parameter, (kind, _) in zip(function.params, types, strict=True):
         value, what = bound[parameter.name], f"the argument {parameter.name} of {function.__name__}()"
+        if isinstance(value, constexpr) and not parameter.is_constexpr:
+            raise NotRecordableError(f"{what} is a tl.constexpr, and the parameter is none: give the number")
         # Where an annotation names the type, nothing but the conversion asks for the value's.
         if parameter.annotation_type:
             _check_annotated(what, kind, value)
-        if isinstance(value, constexpr) and not parameter.is_constexpr:
-            raise NotRecordableError(f"{what} is a tl.constexpr, and the parameter is none: give the number")
         _check_plain(what, value)
     return {name: as_c_reads(value) for name, value in bound.items()}
 
 
 def as_c_reads(value: Any) -> Any:
-    """A number or tuple as C code reads it, whatever methods its class has."""
-    if isinstance(value, bool | np.generic):
+    """A number or tuple as C code reads it, whatever methods its class has. An address stays one: as a plain number it
+    would no longer be seen that a value was read."""
+    if isinstance(value, bool | np.generic | Address):
         return value
     if isinstance(value, int):
         return int.__int__(value)
@@ -104,6 +107,8 @@ def _check_annotated(what: str, kind: str, value: Any) -> None:
             raise NotRecordableError(f"{shown}: leave the annotation out, Triton takes the tensor's own type")
     elif kind in _SIGNED or kind in _UNSIGNED:
         if not isinstance(value, int if kind in _UNSIGNED else numbers.Integral):
+            if kind in _SIGNED:
+                _check_unread(what, kind, value)
             raise TypeError(f"{shown}, {_GIVE}")
         least, beyond = (0, 1 << 64) if kind in _UNSIGNED else (-1 << 63, 1 << 63)
         if not least <= int(value) < beyond:
@@ -112,6 +117,7 @@ def _check_annotated(what: str, kind: str, value: Any) -> None:
             raise NotRecordableError(f"{shown}: give True or False")
     elif kind in _FLOATS:
         if not isinstance(value, numbers.Real):
+            _check_unread(what, kind, value)
             raise TypeError(f"{shown}, {_GIVE}")
         try:
             struct.pack("<e" if kind == "fp16" else "<d", float(value))
@@ -119,6 +125,12 @@ def _check_annotated(what: str, kind: str, value: Any) -> None:
             raise OverflowError(f"{shown}, {_GIVE} that is not too large for it") from error
     else:
         raise TypeError(f"{shown}, a type that Triton's launcher has not. Leave the annotation out")
+
+
+def _check_unread(what: str, kind: str, value: Any) -> None:
+    """Raises HostReadError for a tensor of one element: where a number is annotated, the launcher takes its value."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and (kind in _FLOATS or not value.is_floating_point()):
+        raise HostReadError(f"{what}, a tensor where {kind} is annotated,")
 
 
 def _text(value: Any) -> str:

@@ -5,9 +5,9 @@ The header has `init_inputs` and `inputs` (entries as in `assay.kernels.frames`,
 `changed`, the numbers of the inputs that the reference changes, where those are known,
 `precision`, `text_checks`, and `program_bytes`, the size of the one output: a length (8 bytes, little endian) and the
 program as JSON. A report with `fault` says why there is none, and `examined` what the text shows, which is looked at
-before anything of it runs. With `reads` in the header it also says what Triton reads in the launched kernels (`own`).
-All comes through the candidate's hands: `assay.kernels.program.reading` takes the program
-for what it is, a submission.
+before anything of it runs. With `reads` in the header, the capability of a GPU, it also says what Triton reads in the
+launched kernels for that one (`own`). All comes through the candidate's hands: `assay.kernels.program.reading` takes
+the program for what it is, a submission.
 """
 
 from __future__ import annotations
@@ -120,17 +120,17 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     if len(text) + 8 > room:
         long = NotRecordableError(f"the program has {len(text)} bytes, and {room - 8} are taken")
         return told | {"fault": submission.fault("forward", long, "unsupported")}
-    if header.get("reads"):
-        told["own"] = _own_texts(text)
+    if capability := header.get("reads"):
+        told["own"] = _own_texts(text, capability)
     write_outputs([len(text).to_bytes(8, "little") + text], short=True)
     read_inputs()  # there is no other round: this takes note that the last one is over
     return told
 
 
-def _own_texts(text: bytes) -> Json:
+def _own_texts(text: bytes, capability: int) -> Json:
     """What Triton reads in the launched kernels (`own_text`); nothing of what is no program."""
     program = read(text)
-    return {} if isinstance(program, Refusal) else OwnTexts(launches.recorded()).of(program)
+    return {} if isinstance(program, Refusal) else OwnTexts(launches.recorded(), capability).of(program)
 
 
 def record(source: str, header: Json, tape: Tape) -> Json:
@@ -297,6 +297,9 @@ def _tensors(value: Any, returned: bool = False) -> list[torch.Tensor]:
 def _fault(error: BaseException, tape: Tape) -> Json:
     """Why there is no program. A read that a candidate caught is likelier the cause than what it raised instead."""
     if isinstance(error, NotRecordableError):
+        # What an earlier call did to its caller's tensors is wrong, whatever becomes of launches on them.
+        if tape.replaced:
+            return submission.fault(tape.doing, WrongOutputError(tape.replaced), "wrong_output")
         return submission.fault(tape.doing, error, "unsupported")
     if isinstance(error, HostReadError) or any(sign in str(error) for sign in _NO_VALUES):
         return submission.fault(tape.doing, error, "host_read")

@@ -21,7 +21,7 @@ from assay.kernels.inside.record import made
 from assay.kernels.inside.record.argument_types import as_c_reads, backend, taken
 from assay.kernels.inside.record.host_state import HostState
 from assay.kernels.inside.record.kernels import Kernels
-from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.program.limits import option_fault
@@ -257,14 +257,22 @@ def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Js
     """What a launch tells the compiler: a keyword is an option to Triton also where it is a parameter's.
 
     Raises:
+        AssertionError, TypeError: Triton does not take a value.
         NotRecordableError: an option, or a value of one, that a program cannot carry.
     """
-    chosen, plain = vars(backend().parse_options(dict(kwargs))), vars(backend().parse_options({}))
-    given = {name: value for name, value in chosen.items() if name in kwargs and value != plain.get(name)}
-    for name, value in given.items():
+    plain = vars(backend().parse_options({}))
+    try:
+        chosen = vars(backend().parse_options(dict(kwargs)))
+    except (AssertionError, TypeError) as error:
+        given = {name: repr(kwargs[name]) for name in plain if name in kwargs}
+        said = ", ".join(f"{name}={text:.40}" for name, text in given.items() if text != repr(plain[name]))
+        kind = AssertionError if isinstance(error, AssertionError) else TypeError
+        raise kind(f"Triton raises at a launch of {function.__name__}() with {said}: {error}") from error
+    options = {name: value for name, value in chosen.items() if name in kwargs and value != plain.get(name)}
+    for name, value in options.items():
         if fault := option_fault(name, value):
             raise NotRecordableError(f"a launch of {function.__name__}(): {fault}")
-    return given
+    return options
 
 
 def _extents(name: str, grid: Any) -> list[int]:
@@ -272,6 +280,7 @@ def _extents(name: str, grid: Any) -> list[int]:
 
     Raises:
         TypeError, ValueError: no GPU takes it.
+        HostReadError: an address is in it.
     """
     if isinstance(grid, torch.Tensor) or not hasattr(grid, "__getitem__"):
         raise TypeError(f"the grid of {name}() must be a tuple of whole numbers, not {type(grid).__name__}")
@@ -279,6 +288,8 @@ def _extents(name: str, grid: Any) -> list[int]:
     if not 1 <= size <= 3:
         raise ValueError(f"the grid of {name}() has {size} dimensions; there are 1 to 3")
     extents = [as_c_reads(grid[place]) for place in range(size)]
+    if any(isinstance(extent, Address) for extent in extents):
+        raise HostReadError("an address from data_ptr() in a grid")
     extents = [operator.index(extent) for extent in extents]
     if min(extents) < 0:
         raise ValueError(f"the grid of {name}() has a negative extent: {tuple(extents)}")

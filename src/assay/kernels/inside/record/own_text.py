@@ -12,9 +12,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from triton.compiler.errors import CompilationError
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.errors import TritonError
 from triton.runtime.jit import JITFunction
 
+from assay.kernels.inside.record.reads import RAISED
 from assay.kernels.inside.triton import front_end, stand_ins
 from assay.kernels.program.form import Launch, Program, Variant
 from assay.types import Json
@@ -32,15 +34,18 @@ _MERGED = (
 class OwnTexts:
     """Digests of what Triton reads, launch by launch, and what it has against it."""
 
-    def __init__(self, kernels: Sequence[JITFunction[Any]]) -> None:
-        """`kernels`: the submission's own, by number."""
-        self._kernels = kernels
+    def __init__(self, kernels: Sequence[JITFunction[Any]], capability: int) -> None:
+        """`kernels`: the submission's own, by number. `capability`: of the GPU that they are compiled for."""
+        self._kernels, self._capability = kernels, capability
         self._by_key: dict[tuple[int, Any], tuple[str, int]] = {}
         self._by_hash: dict[str, tuple[str, int]] = {}
         self._known: dict[str, str] = {}
+        self._asserted: dict[str, CompilationError] = {}
+        """What a tuner passes over, by what Triton specialises it for."""
 
     def of(self, program: Program) -> dict[str, Json]:
-        """`texts`: for each launch the digest of each variant; or `refused` or `merged`: `kernel`, `line`, `text`."""
+        """`texts`: the digest of each launch, as many as are compared; or `refused` or `merged`: `kernel`, `line`,
+        `text`."""
         texts: list[Json] = []
         for step in program.steps:
             if not isinstance(step, Launch):
@@ -49,13 +54,15 @@ class OwnTexts:
             for variant in step.variants:
                 try:
                     digest = self._read(step, variant)
-                except Exception as error:  # noqa: BLE001 - whatever a submission makes Triton raise is data
+                except (TritonError, *RAISED) as error:
                     return {"refused": self._told(step, error)}
-                if merged := self._merged(step, variant, digest):
+                if digest != front_end.PASSED_OVER and (merged := self._merged(step, variant, digest)):
                     return {"merged": {"kernel": self._name(step), "line": step.line, "text": merged}}
                 found.append(digest)
-            texts.append(found)
-        return {"texts": texts}
+            if all(digest == front_end.PASSED_OVER for digest in found):
+                return {"refused": self._told(step, self._asserted[self._place(step, step.variants[0])])}
+            texts.append(front_end.joined(found))
+        return {"texts": texts[: front_end.LAUNCHES_TOLD]}
 
     def _function(self, number: int | str) -> JITFunction[Any]:
         return self._kernels[int(number)]
@@ -65,15 +72,21 @@ class OwnTexts:
 
     def _launch(self, launch: Launch, variant: Variant) -> front_end.Launch:
         arguments = {name: stand_ins.argument(value, self._function) for name, value in variant.args}
-        return front_end.Launch(self._function(launch.kernel), arguments, dict(variant.options))
+        return front_end.Launch(self._function(launch.kernel), arguments, dict(variant.options), self._capability)
 
     def _read(self, launch: Launch, variant: Variant) -> str:
-        """The digest of a variant; those that Triton specialises alike are read once."""
-        made = self._launch(launch, variant)
-        place = f"{launch.kernel} {made.key!r}"
+        """The digest of a variant, or that a tuner passes over it. What Triton specialises alike is read once."""
+        place = self._place(launch, variant)
         if place not in self._known:
-            self._known[place] = front_end.digest(made.text())
+            try:
+                self._known[place] = front_end.digest(self._launch(launch, variant).text())
+            except CompileTimeAssertionFailure as error:
+                self._known[place], self._asserted[place] = front_end.PASSED_OVER, error
         return self._known[place]
+
+    def _place(self, launch: Launch, variant: Variant) -> str:
+        """What Triton specialises a variant for."""
+        return f"{launch.kernel} {self._launch(launch, variant).key!r}"
 
     def _merged(self, launch: Launch, variant: Variant, digest: str) -> str:
         """What Triton runs in place of a launch; empty where it runs that."""

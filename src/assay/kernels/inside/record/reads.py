@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+RAISED = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What Python, PyTorch and Triton raise of code that is wrong. Memory that ran out and files that cannot be read are
+not among it, nor are reads of values and what a program has no form for."""
+
 
 class HostReadError(Exception):
     """Host code read a value of a tensor, which a recording does not have. `call` names how."""

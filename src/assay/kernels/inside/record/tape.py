@@ -17,7 +17,7 @@ from triton.runtime import _allocation
 from assay.kernels.inside import submission
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.places import Places
-from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
+from assay.kernels.inside.record.reads import RAISED, Address, HostReadError, NotRecordableError
 from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
 from assay.types import Json
@@ -52,8 +52,8 @@ class Tape:
         """What moves have left behind and nothing has used since: its number -> that of what moved, and the step that
         copies it back, empty as yet."""
         self._literal_bytes = 0
-        self._allocators: dict[Any, bool] = {}
-        """What Triton was told to ask for memory, and whether it gives some."""
+        self._allocators: dict[int, tuple[Any, bool]] = {}
+        """What Triton was told to ask for memory, and whether it gives some, by id: it need not have a hash."""
 
     @contextmanager
     def phase(self, doing: str = "") -> Iterator[list[Json]]:
@@ -196,16 +196,17 @@ class Tape:
 
     def _gives(self, allocator: Any) -> bool:
         """Whether what Triton asks for memory beside tensors gives some, on the GPU and of its own."""
-        if allocator not in self._allocators:
-            self._allocators[allocator] = self._asked(allocator)
-        return self._allocators[allocator]
+        if id(allocator) not in self._allocators:
+            self._allocators[id(allocator)] = allocator, self._asked(allocator)
+        return self._allocators[id(allocator)][1]
 
     def _asked(self, allocator: Any) -> bool:
         known, follows, self.follows_streams = len(self._held), self.follows_streams, False
         try:
             with self.phase():
                 given = allocator(_SCRATCH, _ALIGNMENT, None)
-        except Exception:  # noqa: BLE001 - it raises on a GPU too, where a launch needs it
+        except RAISED:
+            # As on a GPU, where the launch needs memory. A read of a value ends the recording here as anywhere else.
             return False
         finally:
             self.follows_streams = follows

@@ -156,7 +156,8 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
 
 
 def front_end_text() -> str:
-    """The digest of what Triton's front end read in the kernel compiled last; empty where it took it as known."""
+    """The digest of what Triton's front end read in the kernel compiled or refused last; empty where it took it as
+    known, or refused it itself."""
     found, driver.active.text = str(driver.active.text), ""
     return found
 

@@ -1,6 +1,6 @@
 """What Triton's front end reads in a kernel for one launch, as text by which two kernels can be compared.
 
-    Launch(function, arguments, options).text()
+    Launch(function, arguments, options, 90).text()
 
 It names nothing: functions and arguments are numbered in the order in which they stand, other values are by Triton, and
 places in files are left out. So the text of a kernel is that of another one if, and only if, the compiler cannot tell
@@ -12,25 +12,29 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton import knobs
 from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
-from triton.runtime.driver import driver
 from triton.runtime.jit import create_function_from_signature
 
 DIGEST_CHARACTERS = 32
+LAUNCHES_TOLD = 512
+"""Of a program's launches so many are compared: a report has room for no more."""
+PASSED_OVER = "passed over"
+"""Stands for the digest of a configuration that fails a `tl.static_assert` of the kernel's own: a tuner goes on."""
 _PLACES = re.compile(r" loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)|^#loc.*\n", re.MULTILINE)
 _NAMES = re.compile(r"@(?:\"[^\"]+\"|[\w$.]+)|%[A-Za-z_][\w$.]*")
 """Of functions, arguments and constants, each of one thing. Numbers of values may stand for several."""
 
 
 @functools.cache
-def backend() -> Any:
-    """The compiler of the GPU that is compiled for."""
-    return make_backend(driver.active.get_current_target())
+def backend(capability: int) -> Any:
+    """The compiler for a GPU."""
+    return make_backend(GPUTarget("cuda", capability, 32))
 
 
 class Launch:
@@ -40,15 +44,19 @@ class Launch:
         function: A `JITFunction`.
         arguments: By parameter; tensors may be `stand_ins`.
         options: Of the launch.
+        capability: Of the GPU that it is compiled for.
 
     Raises:
         Exception: whatever Triton says against them.
     """
 
-    def __init__(self, function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        binder = create_function_from_signature(function.signature, function.params, backend())
+    def __init__(
+        self, function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], capability: int
+    ) -> None:
+        self._backend = backend(capability)
+        binder = create_function_from_signature(function.signature, function.params, self._backend)
         bound, specialization, given = binder(**arguments, **options)
-        packed = function._pack_args(backend(), dict(options), bound, specialization, given)
+        packed = function._pack_args(self._backend, dict(options), bound, specialization, given)
         self._options, signature, constexprs, attributes = packed
         self._source = ASTSource(function, signature, constexprs, attributes)
         self.key = tuple(specialization), str(self._options)
@@ -62,13 +70,13 @@ class Launch:
     def text(self) -> str:
         """The kernel's first stage, without names and places of the source: lines are no part of it."""
         knobs.compilation.disable_line_info = True
-        compiler = backend()
+        compiler = self._backend
         options = compiler.parse_options({**vars(self._options), **self._source.parse_options()})
         context = ir.context()
         ir.load_dialects(context)
         compiler.load_dialects(context)
         generate, modules = compiler.get_codegen_implementation(options), compiler.get_module_map()
-        module = self._source.make_ir(driver.active.get_current_target(), options, generate, modules, context)
+        module = self._source.make_ir(compiler.target, options, generate, modules, context)
         stages: dict[str, Any] = {}
         compiler.add_stages(stages, options, self._source.language)
         return str(stages["ttir"](module, {}))
@@ -77,6 +85,11 @@ class Launch:
 def digest(text: str) -> str:
     """What stands for the text of a module, whatever its names."""
     return hashlib.sha256(plain(text).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def joined(digests: Sequence[str]) -> str:
+    """One digest for the variants of a launch; empty where one of theirs is not known."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:DIGEST_CHARACTERS] if all(digests) else ""
 
 
 def plain(text: str) -> str:

@@ -1,0 +1,53 @@
+"""Error bounds held against what an output may be off on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from assay.kernels.program.jobs import MOST_SHARE, Measured, Replay
+from assay.kernels.program.judging.answers import Answers
+
+MOST_INEXACT = {"float64": 64.0, "float32": 64.0, "float16": 16.0, "bfloat16": 16.0}
+"""How many times the tolerance an output may be off on a GPU, as far as error bounds tell, by the working precision.
+They add up what hardly ever comes together: of a norm after a product they may be 50 tolerances, of most honest kernels
+they are one. Narrow precisions have tolerances of a few last bits, so that fewer say as much."""
+MOST_OF_LARGE = 256.0
+"""The same of inputs so large that exponentials make much of a last bit."""
+
+
+def inexact(answers: Answers, seen: Sequence[Measured]) -> str:
+    """Which output may be another one on a GPU, as far as its error bounds tell; empty for none."""
+    for place, (call, account) in enumerate(zip(answers.calls, seen, strict=True)):
+        if not account.inexact or not answers.counts(place, seen):
+            continue
+        allowed = _allowed(call, answers)
+        if len(account.inexact) != len(answers.draw.outputs) + len(answers.draw.after):
+            return "the replay did not say how far each output may be off"
+        for output, (found, most) in enumerate(zip(account.inexact, allowed, strict=False)):
+            if found > most:
+                return _said_of_inexact(call, output, found, most, account.undecided)
+    return ""
+
+
+def _allowed(call: Replay, answers: Answers) -> list[float]:
+    """How far each output may be off on a GPU, as a part of its size."""
+    most = MOST_OF_LARGE if call.case.family == "large" else MOST_INEXACT[answers.precision]
+    sides = zip(call.case.exact, call.case.tolerances(answers.precision), strict=True)
+    found = [most * tolerance.share_of(exact) for exact, tolerance in sides]
+    left = {each.place: each for each in call.case.after}
+    for place, *_ in answers.draw.after:
+        each = left.get(place)
+        share = math.inf if each is None else each.tolerance(answers.precision).share_of(each.exact.array())
+        found.append(most * share)
+    return found
+
+
+def _said_of_inexact(call: Replay, output: int, found: float, most: float, lines: Sequence[int]) -> str:
+    off = "anything" if found >= MOST_SHARE else f"off by {found:.2g} of its size, where {most:.2g} is allowed"
+    compared = f". Numbers that GPUs have in either order are compared in line {', '.join(map(str, lines))}"
+    return (
+        f"{call.circumstances()}, output {output} is right in the interpreter and may be {off}, on a GPU: it makes "
+        "much of the last bits of inexact results (divisions, functions, sums), and each GPU has others"
+        f"{compared if lines else ''}"
+    )
