@@ -205,7 +205,6 @@ MERELY_EQUAL: dict[str, tuple[str]] = {
     }.items()
 }
 """What is left of numbers of which others are taken that only equal them in the interpreter."""
-LEANS = CANCELS | MERELY_EQUAL
 
 
 def trap(lines: str, least: float, a: Any = (3.0,), b: Any = (3.0,), c: Any = ("float32", (0.0,)), **more: Any) -> Any:
