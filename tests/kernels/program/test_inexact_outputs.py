@@ -23,7 +23,7 @@ E = 1e-3
 """By how much operands are off."""
 
 
-def after(*steps: dict[str, Any], limit: float = E, outs: Any = None, both: bool = True) -> Any:
+def after(*steps: dict[str, Any], limit: float = E, outs: Any = None, first: float | None = None) -> Any:
     """The bounds of the output after some operations, of storages 0 and 2 that hold numbers from 1 to 2, all off."""
     out = outs or window(1)
     program = made(forward=[*steps, launch()], outputs=[out], storages=[8 * N] * 3)
@@ -32,7 +32,9 @@ def after(*steps: dict[str, Any], limit: float = E, outs: Any = None, both: bool
     for storage in (0, 2):
         given = program.inputs[0] if storage == 0 else program.params[0][1]
         memory.tensor(given).copy_(torch.linspace(1.0, 2.0, N))
-        if both or storage == 0:
+        if first is not None:
+            memory.tensor(given)[0] = first
+        if limit:
             inexact.note(memory, given, np.full(N, limit))
     for step in program.forward[:-1]:
         operators.run(memory, step)  # type: ignore[arg-type]
@@ -68,6 +70,48 @@ def test_bounds_go_through_an_operator_to_each_element(name: str) -> None:
     for line in range(12):  # what is left to chance depends on it
         found = one(*given, line=line)
         assert (found >= 0.99 * least).all() and (found <= 8 * max(least, E)).all(), found
+
+
+def exactly(name: str, *args: Any, first: Any = None, to: str = "float32", **kwargs: Any) -> Any:
+    """The bounds of what an operator leaves of exact numbers, from 1 to 2 or `first` at the beginning."""
+    out = window(1, dtype=to)
+    return after(operation(name, *args, outs=(out,), **kwargs), outs=out, limit=0.0, first=first)
+
+
+INEXACT: dict[str, tuple[Any, ...]] = {
+    "a function": ("exp.default", window(0)),
+    "a function whose result is whole": ("log2.default", window(0)),
+    "a quotient": ("div.Tensor", window(0), window(2)),
+    "a running sum": ("cumsum.default", window(0), 0),
+    "a power": ("pow.Tensor_Scalar", window(0), 3.0),
+    "a fused sum": ("addcmul.default", window(0), window(0), window(2)),
+    "a sum with a factor": ("add.Scalar", window(0), 1.3, 0.3),
+    "a range of fractions": ("linspace.default", 0.0, 1.0, N),
+}
+EXACT: dict[str, tuple[Any, ...]] = {
+    "a sum": ("add.Tensor", window(0), window(2)),
+    "a product": ("mul.Tensor", window(0), window(2)),
+    "the larger of two": ("maximum.default", window(0), window(2)),
+    "a copy": ("clone.default", window(0)),
+    "a range of whole numbers": ("arange.default", float(N)),
+}
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_what_machines_have_with_other_last_bits_is_off(name: str) -> None:
+    found = exactly(*INEXACT[name], first=2.0)
+    assert found.max() > 1e-7 and found.max() < 2e-4, found
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_every_machine_has_is_exact(name: str) -> None:
+    assert not exactly(*EXACT[name]).any()
+
+
+def test_a_sum_of_whole_numbers_is_exact() -> None:
+    cast = operation("floor.default", window(0), outs=(window(1),))
+    added = operation("sum.default", window(1), outs=(window(1, ()),))
+    assert not after(cast, added, outs=window(1, ()), limit=0.0).any()
 
 
 @pytest.mark.parametrize(("dtype", "step"), [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])

@@ -92,6 +92,35 @@ HEAVY = frozenset(
 """What does a problem's work, or a step of it, in one call. Run in constructors and where a policy allows it. Batch
 norms are left out: PyTorch's do not check the sizes of weights and statistics, and would reach beyond them."""
 
+EXACT = frozenset(
+    {
+        *(
+            "add",
+            "sub",
+            "rsub",
+            "mul",
+            "square",
+            "neg",
+            "abs",
+            "relu",
+            "leaky_relu",
+            "hardtanh",
+            "floor",
+            "ceil",
+            "round",
+        ),
+        *("trunc", "clamp", "clamp_min", "clamp_max", "minimum", "maximum", "where", "masked_fill", "sign", "fmod"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "amax", "amin", "max", "min", "argmax", "argmin"),
+        *("logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not"),
+        *("__lshift__", "__rshift__", "__and__", "__or__", "__xor__", "topk", "sort", "embedding", "gather"),
+        *("index_select", "index", "max_pool2d_with_indices"),
+    }
+)
+"""Operators whose results every machine has to the last bit, since IEEE 754 has them, or they choose among elements;
+sums only without a factor (`alpha`)."""
+OF_MANY = HEAVY | {"sum", "mean", "prod"}
+"""Operators that add up many numbers, in an order of the machine's."""
+
 
 _PLACES: Mapping[str, tuple[str, ...]] = {
     **{"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "mv": ("self", "vec"), "dot": ("self", "tensor")},

@@ -88,6 +88,38 @@ def cast(limits: Any, values: Any, out: Window) -> Any:
     return np.where(limits > 0, limits + step * (np.abs(values) + limits), 0.0)
 
 
+def of_machines(
+    operands: Sequence[torch.Tensor],
+    limits: Sequence[Any],
+    compute: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    seed: int,
+    *,
+    last_bits: float,
+    adds: bool,
+) -> list[Any]:
+    """Bounds of what an operator computes that machines have with other last bits: what it would give of operands that
+    are `last_bits` off, and as many of each result. `adds`: it makes whole numbers of whole ones exactly."""
+    own = [_last_bits(operand, last_bits) for operand in operands]
+    given = [
+        limit if not each.any() else np.maximum(each, 0.0 if limit is None else limit)
+        for each, limit in zip(own, limits, strict=True)
+    ]
+    results, exact = compute(operands), adds and not any(each is not None for each in given)
+    off = [_last_bits(result, last_bits, also_whole=not exact) for result in results]
+    if all(each is None for each in given):
+        return off
+    return [limit + each for limit, each in zip(of_arithmetic(operands, given, compute, seed), off, strict=True)]
+
+
+def _last_bits(values: torch.Tensor, count: float, *, also_whole: bool = False) -> Any:
+    """So many last bits of each fraction, and 0 for whole numbers, or as many of these."""
+    if not values.dtype.is_floating_point:
+        return np.zeros(values.shape)
+    size = values.abs().to(torch.float64).numpy()
+    some = np.isfinite(size) & (also_whole | (np.rint(size) != size))
+    return np.where(some, count * torch.finfo(values.dtype).eps * size, 0.0)
+
+
 def of_arithmetic(
     operands: Sequence[torch.Tensor],
     limits: Sequence[Any],

@@ -14,7 +14,10 @@ from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.triton.ledger import OutOfBoundsError
 from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
-from assay.kernels.program.operations import CONSTANT_FILLS, base_name, role_of
+from assay.kernels.program.operations import CONSTANT_FILLS, EXACT, OF_MANY, base_name, role_of
+
+_OF_ONE, _OF_MANY = 4.0, 16.0
+"""Last bits by which results may be off that a function or a fused step makes, and that many numbers make."""
 
 
 class ForgedError(Exception):
@@ -247,11 +250,12 @@ def _known(memory: Memory, operation: Operation, operator: Any) -> Any:
 def _bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequence[Any]:
     """The error bounds of the results, before the operation has run; None for exact ones."""
     exact = [None] * len(operation.outs)
-    if memory.bounds is None or not memory.bounds.noted or role_of(operation) in ("fill", "random"):
+    if memory.bounds is None or role_of(operation) == "random":
         return exact
-    inputs = _operands(operation, operator)
+    off = _last_bits(operation)
+    inputs = [] if role_of(operation) == "fill" else _operands(operation, operator)
     limits = [inexact.bounds_of(memory, window) for window in inputs]
-    if all(limit is None for limit in limits):
+    if not off and all(limit is None for limit in limits):
         return exact
     if role_of(operation) == "move":
         takes = (partial(inexact.as_tensor, memory), lambda window: memory.tensor(window).to(torch.float64))
@@ -266,7 +270,28 @@ def _bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequen
         with torch.no_grad():
             return _flat(operator(*(_with(value, given) for value in operation.args), **named, **own))
 
-    return inexact.of_arithmetic([memory.tensor(window) for window in inputs], limits, compute, operation.line)
+    operands = [memory.tensor(window) for window in inputs]
+    if off:
+        adds = base_name(operation) in ("sum", "prod", "arange")
+        return inexact.of_machines(operands, limits, compute, operation.line, last_bits=off, adds=adds)
+    return inexact.of_arithmetic(operands, limits, compute, operation.line)
+
+
+def _last_bits(operation: Operation) -> float:
+    """By how many last bits machines differ in what an operator computes."""
+    name = base_name(operation)
+    if role_of(operation) == "fill":
+        return _OF_ONE if name in ("linspace", "arange") else 0.0
+    if role_of(operation) == "move" or (name in EXACT and not _has_factor(operation)):
+        return 0.0
+    return _OF_MANY if name in OF_MANY else _OF_ONE
+
+
+def _has_factor(operation: Operation) -> bool:
+    """Whether a sum takes a multiple of an operand."""
+    return any(name == "alpha" and value != 1 for name, value in operation.kwargs) or (
+        base_name(operation) in ("add", "sub", "rsub") and operation.args[2:] not in ((), (1,))
+    )
 
 
 def _with(value: Value, tensors: Iterator[torch.Tensor]) -> Any:
