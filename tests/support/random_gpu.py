@@ -215,12 +215,13 @@ def _sum(plain: Any, sign: float) -> Any:
     return add
 
 
-def _ending(found: Any, name: str) -> Any:
-    """A result that ends in a product."""
+def _ending(found: Any, name: str, settled: Any) -> Any:
+    """A result that ends in a product, which is not rounded where it is settled."""
     if not gpu().habits.unrounded:
         return found
     values = numbers(found)
-    return give(found, values + 0.49 * spacing(values, found.dtype) * gpu().choice(f"{name} ends", values))
+    unrounded = values + 0.49 * spacing(values, found.dtype) * gpu().choice(f"{name} ends", values)
+    return give(found, np.where(settled, values, unrounded))
 
 
 def _quotient(self: Any, lhs: Any, rhs: Any) -> Any:
@@ -230,7 +231,7 @@ def _quotient(self: Any, lhs: Any, rhs: Any) -> Any:
     if lhs.dtype.scalar == tl.float64:
         return _rounded(exact, _Result(lhs.dtype))
     off = np.where(settled, exact, gpu().off("quotient", exact, 2, tl.float32))
-    return _ending(_rounded(off, _Result(lhs.dtype)), "quotient")
+    return _ending(_rounded(off, _Result(lhs.dtype)), "quotient", settled)
 
 
 def _denormal(values: Any) -> Any:
@@ -259,10 +260,11 @@ def _function(name: str, plain: Any) -> Any:
             else:
                 exact = np.asarray(exactly.get(name, getattr(np, name, None))(values.astype(_precise(name))))
         exact = exact.astype(np.float64)
-        found = np.where(_settled(name, exact, [values]), exact, gpu().off(name, exact, _POINTWISE[name], tl.float32))
+        settled = _settled(name, exact, [values])
+        found = np.where(settled, exact, gpu().off(name, exact, _POINTWISE[name], tl.float32))
         if gpu().habits.flushes:
             found = np.where(_denormal(found), np.copysign(0.0, found), found)
-        return _ending(_rounded(found, _Result(arg.dtype)), name)
+        return _ending(_rounded(found, _Result(arg.dtype)), name, settled)
 
     return compute
 
@@ -314,10 +316,11 @@ def _library(plain: Any) -> Any:
         with np.errstate(all="ignore"):
             exact = np.asarray(LIBRARY[symbol](*given), np.float64)
         off = gpu().off(name, exact, ULPS.get(symbol, 1), tl.float32)
-        found = np.where(_settled(name, exact, given), exact, off)
+        settled = _settled(name, exact, given)
+        found = np.where(settled, exact, off)
         if gpu().habits.flushes:
             found = np.where(_denormal(found), np.copysign(0.0, found), found)
-        return _ending(_rounded(found, _Result(result)), name)
+        return _ending(_rounded(found, _Result(result)), name, settled)
 
     return create_extern_elementwise
 
