@@ -33,6 +33,19 @@ def lines(file: str) -> tuple[str, ...]:
     return _lines if file == FILE else ()
 
 
+def words(error: BaseException) -> str:
+    """An error's own words; its class is a submission's, and may have none."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - whatever a candidate raises is data
+        return f"its text cannot be made: {type(failure).__name__}"
+
+
+def _text_of(line: int | None) -> str:
+    """A line of the submission, where an error has no words: most often an assertion."""
+    return _lines[line - 1].strip() if line is not None and 0 < line <= len(_lines) else ""
+
+
 def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Json]:
     """What went wrong, as plain data: stage, kind, the error's own words, and the line of the submission."""
     root = error.__cause__ if type(error).__name__ == "InterpreterError" and error.__cause__ is not None else error
@@ -42,6 +55,6 @@ def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Js
         "stage": stage,
         "kind": kind,
         "type": type(root).__name__,
-        "message": str(root)[:MESSAGE_CHARACTERS],
+        "message": words(root)[:MESSAGE_CHARACTERS] or _text_of(line),
         "line": line,
     }

@@ -6,7 +6,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Sequence
-from types import CodeType, SimpleNamespace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -82,6 +82,11 @@ class Capture:
                 tensor = getattr(found, "base", found)
                 if not isinstance(tensor, torch.Tensor) or not self.tape.places.strict:
                     continue
+                if self.tape.places.is_pinned(tensor):
+                    raise NotRecordableError(
+                        f"{name} of {kernel} is pinned memory of the host, to which a program has no access by kernels: "
+                        "copy it to the GPU, or make it there"
+                    )
                 if self.tape.places.is_away(tensor):
                     raise ValueError(
                         f"Pointer argument (at {number}, {name} of {kernel}) cannot be accessed from Triton (cpu "
@@ -152,11 +157,16 @@ class Capture:
 class _Compiled:
     """Stands for a compiled kernel where host code asks how it came out."""
 
-    n_regs, n_spills, n_max_threads = 32, 0, 1024
-    metadata = SimpleNamespace(shared=0, num_warps=4, num_ctas=1, num_stages=3)
-
     def __getitem__(self, _: object) -> Any:
         raise NotRecordableError("a launch of a kernel compiled by warmup(): launch the function itself")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotRecordableError(
+            f"host code asks for the {name} of a compiled kernel, which is known where it was compiled for a GPU: choose "
+            "launches by shapes, and by what torch.cuda.get_device_properties says"
+        )
 
     def _init_handles(self) -> None:
         """Nothing to load."""
@@ -229,13 +239,13 @@ def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if warmup:
         return _Compiled()
     _capture.launch(self, args, grid, kwargs)
-    return None
+    return _Compiled()
 
 
 def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
     assert _capture is not None, "a recording has begun"
     _capture.tune(self, args, kwargs)
-    return None
+    return _Compiled()
 
 
 def _best_config(self: Any) -> Any:

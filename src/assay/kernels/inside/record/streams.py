@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from assay.kernels.inside.record.host.addresses import is_gone
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.program.form import DTYPES
 from assay.types import Json
@@ -21,15 +22,28 @@ _Clock = dict[int, int]
 """Number of a stream -> how many of its steps are over."""
 
 
+_CHANCE = (
+    "host code asks {0} of a GPU's work, which is chance there, and one program is recorded: leave it out, or wait with "
+    "synchronize()"
+)
+_REUSED = (
+    "{0} memory that was made on a stream and is gone, while another stream still uses it: a GPU gives it away again at "
+    "once. Keep the tensor until that stream was waited for, or call tensor.record_stream(stream)"
+)
+_UNDERWAY = (
+    "the host reads or writes memory that a copy with non_blocking=True has yet to come to or to leave: wait with "
+    "torch.cuda.synchronize(), or leave non_blocking out"
+)
+
+
 class Stream:
     """A stream that knows for which steps of others it waited."""
 
-    cuda_stream = 0
-    stream_id = 0
     device = torch.device("cuda", 0)
-    device_index = 0
+    device_index = priority = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        gpu_named(device)
         self.clock: _Clock = {}
         self._before: list[Stream] = []
 
@@ -41,9 +55,18 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         order.current = self._before.pop()
 
+    @property
+    def cuda_stream(self) -> int:
+        """Its handle, which is known of the default stream alone."""
+        if self is not order.default:
+            raise NotRecordableError("the handle of a stream of one's own is another one in each run")
+        return 0
+
+    stream_id = cuda_stream
+
     def query(self) -> bool:
-        """Whether its work is done, as far as a host is to know."""
-        return True
+        """Whether its work is done: by chance, on a GPU."""
+        raise NotRecordableError(_CHANCE.format("query()"))
 
     def synchronize(self) -> None:
         """The host waits for it."""
@@ -81,16 +104,16 @@ class Event:
         _merge((stream if isinstance(stream, Stream) else order.current).clock, self.clock)
 
     def query(self) -> bool:
-        """Whether it has happened, as far as a host is to know."""
-        return True
+        """Whether it has happened: by chance, on a GPU."""
+        raise NotRecordableError(_CHANCE.format("query()"))
 
     def synchronize(self) -> None:
         """The host waits for it."""
         order.host_waits(self.clock)
 
     def elapsed_time(self, other: Any) -> float:
-        """A constant: nothing is timed here."""
-        return 1.0
+        """Nothing is timed here."""
+        raise NotRecordableError(_CHANCE.format("elapsed_time()"))
 
 
 class _Order:
@@ -109,6 +132,14 @@ class _Order:
         """Held, so that none comes back as another one."""
         self._steps: list[tuple[int, int, Json]] = []
         self._fault: NotRecordableError | None = None
+        self._made: dict[int, tuple[torch.UntypedStorage, Stream]] = {}
+        """Memory that this call made, and on which stream."""
+        self._uses: dict[int, _Clock] = {}
+        """Of each such, the last step of each stream that came to it."""
+        self._safe: set[tuple[int, int]] = set()
+        """Memory and stream, where the one waits for the other before it is given away again."""
+        self._copies: dict[int, tuple[int, int]] = {}
+        """Memory of the host -> stream and number of the copy that the host did not wait for."""
 
     def clock_of(self, stream: Stream) -> _Clock:
         """What is over once all on a stream is."""
@@ -123,8 +154,42 @@ class _Order:
         """`torch.cuda.synchronize`."""
         self.host_waits(self._counts)
 
-    def add(self, step: Json) -> None:
+    def made(self, storage: torch.UntypedStorage) -> None:
+        """Memory is made on the current stream. Raises what `add` does, where it may be that of a tensor that is gone."""
+        self._check_gone("this call makes")
+        self._made[storage._cdata] = storage, self.current
+
+    def _check_gone(self, what: str) -> None:
+        known = {**self.current.clock}
+        _merge(known, self._host)
+        for place, (storage, owner) in self._made.items():
+            uses = self._uses.get(place, {}).items() if owner is self.current else ()
+            late = (me for me, count in uses if me != id(owner) and count > known.get(me, 0))
+            if any((place, me) not in self._safe for me in late) and is_gone(storage):
+                self._fault = self._fault or NotRecordableError(_REUSED.format(what))
+                raise self._fault
+
+    def recorded(self, place: int, stream: Any) -> None:
+        """`Tensor.record_stream`."""
+        self._safe.add((place, id(stream)))
+
+    def copies(self, place: int) -> None:
+        """The last step copies to or from memory of the host, which does not wait for it."""
+        self._copies[place] = id(self.current), self._counts.get(id(self.current), 0)
+
+    def on_host(self, place: int) -> None:
+        """The host itself comes to memory. Raises what `add` does, where a copy may still do so too."""
+        stream, count = self._copies.get(place, (0, 0))
+        if count > self._host.get(stream, 0):
+            self._fault = self._fault or NotRecordableError(_UNDERWAY)
+            raise self._fault
+
+    def add(self, step: Json, held: Sequence[torch.UntypedStorage] = ()) -> None:
         """Take the next step into the account.
+
+        Args:
+            step: As it is recorded.
+            held: The storages that its windows number.
 
         Raises:
             NotRecordableError: a step on another stream touches the same bytes in no order with it.
@@ -136,12 +201,17 @@ class _Order:
             self._look(me, stream.clock, step)
         self._counts[me] = self._counts.get(me, 0) + 1
         self._steps.append((me, self._counts[me], step))
+        if held:
+            for (storage, *_), _ in _windows(step):
+                self._uses.setdefault(held[storage]._cdata, {})[me] = self._counts[me]
 
     def end(self, outputs: list[Json]) -> None:
         """A call is over, and its caller reads its outputs. Raises what `add` does, also what a candidate caught."""
         if self._fault is not None:
             raise self._fault
-        self.current = self.default
+        if self.current is not self.default:
+            raise NotRecordableError("forward leaves another stream current than its caller's: use torch.cuda.stream()")
+        self._check_gone("after forward its caller makes")
         self.add({"args": [{"window": window} for window in outputs], "outs": [], "line": 0})
 
     def _look(self, me: int, clock: _Clock, step: Json) -> None:
@@ -165,6 +235,22 @@ class _Order:
             return False
         (start, end), (first, last) = _bytes(one), _bytes(other)
         return bool(start < last and first < end)
+
+
+def gpu_named(device: Any) -> int:
+    """The number of the GPU that host code names in torch.cuda; of the current one, where it names none.
+
+    Raises:
+        ValueError, RuntimeError: there is no such GPU, as PyTorch raises it.
+    """
+    if device is None or (type(device) is int and device < 0):
+        return 0
+    found = torch.device("cuda", device) if type(device) is int else torch.device(device)
+    if found.type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+    if found.index:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {device} is named, and there is one GPU, cuda:0")
+    return 0
 
 
 def _merge(clock: _Clock, other: _Clock) -> None:
