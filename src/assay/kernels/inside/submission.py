@@ -5,12 +5,14 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
-from types import ModuleType
+from types import FrameType, ModuleType
 
 from assay.kernels.source_text import lines_of
 from assay.types import Json
 
 FILE = "submission.py"
+LINE = "line_of_submission"
+"""The attribute of an error that names the line at which it was made: what C code raises anew has lost it."""
 MESSAGE_CHARACTERS = 2000
 _lines: tuple[str, ...] = ()
 
@@ -31,6 +33,16 @@ def load(source: str) -> ModuleType:
 def lines(file: str) -> tuple[str, ...]:
     """The lines of the submission; none where a file is another one."""
     return _lines if file == FILE else ()
+
+
+def line() -> int:
+    """The line of the submission that is being run; 0 where it is not on the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == FILE:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0
 
 
 def words(error: BaseException) -> str:
@@ -56,5 +68,5 @@ def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Js
         "kind": kind,
         "type": type(root).__name__,
         "message": words(root)[:MESSAGE_CHARACTERS] or _text_of(line),
-        "line": line,
+        "line": vars(error).get(LINE) or None if line is None else line,
     }

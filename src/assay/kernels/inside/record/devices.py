@@ -5,6 +5,7 @@ Reads of values that PyTorch answers without asking an operator (`tolist`, `nump
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ _ANSWERED = ("__dlpack_device__", "_typed_storage", "is_shared", "share_memory_"
 """What is asked of the device itself, or of memory that is not there."""
 _FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
 """Makers of tensors from Python's numbers; with a device that has no memory they would drop them."""
+_COPIED = frozenset({torch.tensor, torch.scalar_tensor})
+"""Those whose tensors have memory of their own; the others may show that of an array."""
 
 
 class Pretended(OnCpu):
@@ -87,7 +90,8 @@ class Pretended(OnCpu):
                 "a TorchDispatchMode of the submission's own is shown the tensors of a recording, which have no memory "
                 "and no device: leave it out"
             )
-        made = self._called(func, *map(_placed, args), **given)
+        call = func if device == NOWHERE else functools.partial(self._called, func)
+        made = call(*map(_placed, args), **given)
         answers.check(func, made)
         if device == NOWHERE and isinstance(made, torch.Tensor):
             self._places.put(made, NOWHERE)
@@ -155,7 +159,13 @@ class Pretended(OnCpu):
     def _from_data(self, func: Any, args: tuple[Any, ...], given: dict[str, Any], asked: Any) -> torch.Tensor:
         if len(args) > _PLACE_OF_DEVICE:  # as as_tensor takes it
             asked, args = args[_PLACE_OF_DEVICE], args[:_PLACE_OF_DEVICE]
-        made, device = self._called(func, *args, **given), device_named(asked)
+        self._places.copying = func in _COPIED
+        try:
+            made, device = self._called(func, *args, **given), device_named(asked)
+        finally:
+            self._places.copying = False
+        if func not in _COPIED and device in (None, HOST) and not isinstance(args[0] if args else None, torch.Tensor):
+            self._places.share(made)
         if device is not None:
             return self._at(made, made, device) if args and made is args[0] else self._put(made, device)
         if not (args and isinstance(args[0], torch.Tensor)):

@@ -160,6 +160,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             tape.seed = torch.default_generator.initial_seed()
             model = made.ModelNew(*init_arguments)
             tape.seed = None
+            _check_dtype()
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])
         params = list(model.named_parameters())
@@ -216,6 +217,15 @@ def _moved(model: Any, precision: str) -> Any:
     return model.to(DEVICE) if precision == "float32" else model.to(DEVICE, getattr(torch, precision))
 
 
+def _check_dtype() -> None:
+    """Raises NotRecordableError where host code changes what PyTorch makes without a dtype, for its caller too."""
+    if torch.get_default_dtype() is not torch.float32:
+        raise NotRecordableError(
+            f"host code sets the default dtype to {torch.get_default_dtype()}, for the reference and its caller too: "
+            "give dtype= where a tensor is made"
+        )
+
+
 def _count_change(parameters: Sequence[torch.Tensor]) -> None:
     """Give parameters another `_version`, by which code that keeps what it made of them knows that it is stale."""
     for parameter in parameters:
@@ -244,6 +254,7 @@ def _call(
         value = model(*arguments)
         returned = _tensors(value, returned=True)
         outputs = [tape.window(tensor) for tensor in returned]
+        _check_dtype()
     tape.follows_streams = tape.places.strict = False
     for (what, tensor), place, kind in zip((*given, *held), places, kinds, strict=True):
         if not tape.replaced and type(tensor) is not kind:

@@ -60,8 +60,6 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pretended: TorchFunctionMode | None = None
         """The mode that pretends a GPU, once there is one."""
         self._twins: dict[int, torch.Tensor] = {}
-        self._literals: dict[int, torch.UntypedStorage] = {}
-        """Twin's storage -> that of the literal values themselves."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -160,10 +158,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
         made = [out.untyped_storage() for out in outs if out.layout is torch.strided]
         for storage in made:
-            literal = self._literals.get(storage._cdata)
-            if literal is not None and not literal.resizable():
+            if places.is_shared(storage):
                 raise NotRecordableError(
-                    f"{func} writes into a tensor that shares its memory with a NumPy array or another object of the "
+                    f"{func!s:.80} writes into a tensor that shares its memory with a NumPy array or another object of the "
                     "host's, where host code could read it: make it with torch.tensor()"
                 )
         if not self._tape.follows_streams:
@@ -193,7 +190,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self._twins[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
             self._tape.same(known, number)
             self._tape.places.put(known, self._tape.places.device_of(value))
-            self._literals[known.untyped_storage()._cdata] = storage
+            if not self._tape.places.copying and not storage.resizable():
+                self._tape.places.share(known)
         self._tape.check_constant(storage)
         twin = torch.empty(0, dtype=value.dtype, device=META)
         return twin.set_(known.untyped_storage(), value.storage_offset(), value.shape, value.stride())

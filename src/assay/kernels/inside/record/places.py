@@ -56,6 +56,9 @@ class Places:
         self._pinned: dict[int, torch.UntypedStorage] = {}
         self.pretending = 0
         """How many calls are under way in which the device without memory stands for the GPU."""
+        self._shared: dict[int, torch.UntypedStorage] = {}
+        self.copying = False
+        """Whether a tensor is being made of a copy of Python's numbers."""
         self.casting = False
         """Whether PyTorch would cast operands that are on the GPU (`torch.autocast`)."""
         self.strict = False
@@ -100,6 +103,16 @@ class Places:
         """Whether a tensor is in pinned memory of the host."""
         with torch._C.DisableTorchFunction():
             return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._pinned
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Note that a storage shows memory that host code sees without PyTorch."""
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            self._shared[storage._cdata] = storage
+
+    def is_shared(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage shows such memory."""
+        return storage._cdata in self._shared
 
     def leave(self, tensor: torch.Tensor) -> None:
         """Note that a storage stays behind where a tensor in it is copied to another device."""

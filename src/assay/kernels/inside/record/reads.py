@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from assay.kernels.inside import submission
+
 _noted: list[Exception] = []
 """Refusals of the recording under way, in their order: host code may catch what is raised, and a GPU raises nothing."""
 
@@ -15,7 +17,7 @@ class HostReadError(Exception):
             f"{call} reads a value of a tensor on the host. Kernels are graded by what they launch for given shapes, "
             "so host code that depends on values cannot be graded. Compute it in a kernel, or from shapes."
         )
-        _noted.append(self)
+        _note(self)
 
 
 class NotRecordableError(Exception):
@@ -23,7 +25,12 @@ class NotRecordableError(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        _noted.append(self)
+        _note(self)
+
+
+def _note(error: Exception) -> None:
+    vars(error)[submission.LINE] = submission.line()
+    _noted.append(error)
 
 
 def begin() -> None:

@@ -258,21 +258,29 @@ def _merge(clock: _Clock, other: _Clock) -> None:
         clock[stream] = max(count, clock.get(stream, 0))
 
 
-def _windows(step: Json, writes: bool = True) -> Iterator[tuple[Json, bool]]:
+def _windows(step: Json) -> Iterator[tuple[Json, bool]]:
     """The windows of a step, and whether it may write there: an operator writes its results alone."""
-    if isinstance(step, list | tuple):
-        for part in step:
-            yield from _windows(part, writes)
-    elif isinstance(step, dict):
-        if "window" in step:
-            yield step["window"], writes
-        elif "descriptor" in step:
-            yield step["descriptor"][0], writes
-        elif "outs" in step:
-            yield from ((window, True) for window in step["outs"])
-            yield from _windows([step["args"], step.get("kwargs", {})], False)
-        else:
-            yield from _windows(list(step.values()), writes)
+    for variant in step.get("variants", ()):
+        for value in variant["args"].values():  # whose names are the kernel's own
+            yield from ((window, True) for window in _windows_in(value))
+        for operation in variant.get("before", ()):
+            yield from _windows(operation)
+    yield from ((window, True) for window in step.get("outs", ()))
+    for value in (*step.get("args", ()), *step.get("kwargs", {}).values()):
+        yield from ((window, False) for window in _windows_in(value))
+    for operations in step.get("tuning", ()):
+        for operation in operations:
+            yield from _windows(operation)
+
+
+def _windows_in(value: Json) -> Iterator[Json]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _windows_in(part)
+    elif isinstance(value, dict) and "window" in value:
+        yield value["window"]
+    elif isinstance(value, dict) and "descriptor" in value:
+        yield value["descriptor"][0]
 
 
 def _bytes(window: Json) -> tuple[int, int]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -222,13 +220,13 @@ class Tape:
                 "args": [self.value(argument) for argument in args],
                 "kwargs": {key: self.value(value) for key, value in kwargs.items()},
                 "outs": [self.window(out) for out in outs],
-                "line": line_of_submission(),
+                "line": submission.line(),
             }
         )
 
     def add_launch(self, kernel: int, variants: list[Json], tuning: list[list[Json]] | None = None) -> None:
         """Note a launch, and what an autotuner does around those that it tries before: `program.form.Tuning`."""
-        step: Json = {"launch": kernel, "variants": variants, "line": line_of_submission()}
+        step: Json = {"launch": kernel, "variants": variants, "line": submission.line()}
         step |= {"tuning": tuning} if tuning is not None else {}
         # As Triton's launcher asks for it, of whatever made the call.
         allocator = _allocation._allocator.get()
@@ -266,13 +264,3 @@ class Tape:
 def _content(storage: torch.UntypedStorage) -> bytes:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return bytes(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes())
-
-
-def line_of_submission() -> int:
-    """The line of the submission that is being run; 0 where it is not on the stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == submission.FILE:
-            return frame.f_lineno
-        frame = frame.f_back
-    return 0
