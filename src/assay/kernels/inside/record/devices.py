@@ -63,7 +63,7 @@ class Pretended(OnCpu):
             torch.Tensor.pin_memory: self._pinned,
             torch.Tensor.is_pinned: lambda tensor, *_, **__: places.is_pinned(tensor),
             torch.Tensor.copy_: self._copied,
-            torch.Tensor.__cuda_array_interface__.__get__: _refused("__cuda_array_interface__"),  # type: ignore[attr-defined]
+            torch.Tensor.__cuda_array_interface__.__get__: _refused("__cuda_array_interface__"),
             **{getattr(torch.Tensor, name): _read(tape, name) for name in _READS},
             **{getattr(torch.Tensor, name): _refused(name) for name in _ANSWERED},
         }
@@ -118,8 +118,8 @@ class Pretended(OnCpu):
             return self._moved(torch.Tensor.to, (tensor, dtype), {})
         if dtype is not None:
             raise NotRecordableError(f"type({dtype!s:.40}) of a tensor: give a dtype, or use to(device, dtype)")
-        _, _, kind = tensor.type().rpartition(".")
-        return f"torch.{'' if self._places.is_away(tensor) else 'cuda.'}{kind}"
+        said: Any = torch.Tensor.type(tensor)
+        return f"torch.{'' if self._places.is_away(tensor) else 'cuda.'}{said.rpartition('.')[2]}"
 
     def _pinned(self, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
         return tensor if self._places.is_pinned(tensor) else self._pin(tensor, tensor.clone)
@@ -130,8 +130,8 @@ class Pretended(OnCpu):
         Raises:
             RuntimeError: it is not on the host, as PyTorch raises it.
         """
-        if self._places.device_of(tensor) != HOST:
-            raise RuntimeError(f"cannot pin a tensor on {self._places.device_of(tensor)}: only those on the host can be")
+        if (device := self._places.device_of(tensor)) != HOST:
+            raise RuntimeError(f"cannot pin a tensor on {device}: only those on the host can be")
         made = tensor if copied is None else copied()
         self._places.put(made, HOST)
         self._places.pin(made)
@@ -170,7 +170,7 @@ class Pretended(OnCpu):
             return self._at(made, made, device) if args and made is args[0] else self._put(made, device)
         if not (args and isinstance(args[0], torch.Tensor)):
             self._places.put(made, HOST)
-        return made
+        return made  # type: ignore[no-any-return]
 
     def _moved(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> torch.Tensor:
         """`Tensor.to`, whose device may stand among its arguments, or be another tensor's."""

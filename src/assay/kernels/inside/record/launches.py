@@ -84,7 +84,7 @@ class Capture:
                     continue
                 if self.tape.places.is_pinned(tensor):
                     raise NotRecordableError(
-                        f"{name} of {kernel} is pinned memory of the host, to which a program has no access by kernels: "
+                        f"{name} of {kernel} is pinned memory of the host, to which kernels of a program do not come: "
                         "copy it to the GPU, or make it there"
                     )
                 if self.tape.places.is_away(tensor):
@@ -164,8 +164,8 @@ class _Compiled:
         if name.startswith("__"):
             raise AttributeError(name)
         raise NotRecordableError(
-            f"host code asks for the {name} of a compiled kernel, which is known where it was compiled for a GPU: choose "
-            "launches by shapes, and by what torch.cuda.get_device_properties says"
+            f"host code asks for the {name} of a compiled kernel, which is known where it is compiled for a GPU: "
+            "choose launches by shapes, and by what torch.cuda.get_device_properties says"
         )
 
     def _init_handles(self) -> None:

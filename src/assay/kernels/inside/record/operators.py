@@ -49,6 +49,9 @@ _DROPPED = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_
 """Arguments that say where a result is or how it lies, which its window says."""
 
 
+_function_modes: Any = _get_current_function_mode_stack
+
+
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into a tape. Tensors from literal values become ones without memory, their bytes noted."""
 
@@ -94,7 +97,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the body of an operator of a submission's as it is run on a GPU: PyTorch has taken off the mode that
         pretends one, where it was PyTorch that was called."""
         own = self.pretended
-        with self, contextlib.nullcontext() if own is None or own in _get_current_function_mode_stack() else own:
+        with self, contextlib.nullcontext() if own is None or own in _function_modes() else own:
             return body(*args, **named)
 
     def _note(self, func: Any, schema: Any, library: str, base: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
@@ -122,6 +125,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ) from error
         views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         if views:
+            _check_views(base, result)
             return result
         outs = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
         given = [part for part in _flat([*args, *named.values()]) if isinstance(part, torch.Tensor)]
@@ -160,8 +164,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for storage in made:
             if places.is_shared(storage):
                 raise NotRecordableError(
-                    f"{func!s:.80} writes into a tensor that shares its memory with a NumPy array or another object of the "
-                    "host's, where host code could read it: make it with torch.tensor()"
+                    f"{func!s:.80} writes into a tensor that shares its memory with a NumPy array or another object "
+                    "of the host's, where host code could read it: make it with torch.tensor()"
                 )
         if not self._tape.follows_streams:
             return
@@ -195,6 +199,20 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tape.check_constant(storage)
         twin = torch.empty(0, dtype=value.dtype, device=META)
         return twin.set_(known.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+
+def _check_views(base: str, made: Any) -> None:
+    """Raises RuntimeError for a view that is larger than its storage, as PyTorch does where there is memory."""
+    for view in _flat(made):
+        if not isinstance(view, torch.Tensor) or view.layout is not torch.strided or not view.numel():
+            continue
+        last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+        end, there = (view.storage_offset() + last + 1) * view.element_size(), view.untyped_storage().nbytes()
+        if end > there:
+            raise RuntimeError(
+                f"{base}: sizes {list(view.shape)}, strides {list(view.stride())} and offset {view.storage_offset()} "
+                f"require a storage of {end} bytes, which is out of bounds for storage of size {there}"
+            )
 
 
 def _without_places(schema: Any, args: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -23,17 +24,25 @@ _Clock = dict[int, int]
 
 
 _CHANCE = (
-    "host code asks {0} of a GPU's work, which is chance there, and one program is recorded: leave it out, or wait with "
-    "synchronize()"
+    "host code asks {0} of a GPU's work, which is chance there, and one program is recorded: leave it out, or wait "
+    "with synchronize()"
 )
 _REUSED = (
-    "{0} memory that was made on a stream and is gone, while another stream still uses it: a GPU gives it away again at "
-    "once. Keep the tensor until that stream was waited for, or call tensor.record_stream(stream)"
+    "{0} memory that may be that of a tensor that is gone, while another stream still uses it: a GPU gives it away "
+    "again at once. Keep the tensor until that stream was waited for, or call tensor.record_stream(stream)"
 )
 _UNDERWAY = (
     "the host reads or writes memory that a copy with non_blocking=True has yet to come to or to leave: wait with "
     "torch.cuda.synchronize(), or leave non_blocking out"
 )
+
+
+_EARLY = (
+    "{0} on a stream that has not waited for its caller's, on which inputs, weights or the memory that is used may "
+    "still be written: call stream.wait_stream(torch.cuda.current_stream()) first"
+)
+_known: weakref.WeakSet[Stream | Event] = weakref.WeakSet()
+"""All streams and events that there are."""
 
 
 class Stream:
@@ -44,6 +53,7 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         gpu_named(device)
+        _known.add(self)
         self.clock: _Clock = {}
         self._before: list[Stream] = []
 
@@ -93,6 +103,7 @@ class Event:
     """A point of a stream."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
+        _known.add(self)
         self.clock: _Clock = {}
 
     def record(self, stream: Any = None) -> None:
@@ -125,9 +136,11 @@ class _Order:
 
     def begin(self, unchanged: Collection[int]) -> None:
         """A call begins; all that was before is over. `unchanged`: storages that a call only reads."""
+        for found in _known:  # what was waited for in an earlier call says nothing of this one
+            found.clock = {}
         self.current, self._unchanged = self.default, frozenset(unchanged)
         self._host: _Clock = {}
-        self._counts: _Clock = {}
+        self._counts: _Clock = {id(self.default): 1}  # the caller's own work before
         self._streams: dict[int, Stream] = {}
         """Held, so that none comes back as another one."""
         self._steps: list[tuple[int, int, Json]] = []
@@ -136,6 +149,8 @@ class _Order:
         """Memory that this call made, and on which stream."""
         self._uses: dict[int, _Clock] = {}
         """Of each such, the last step of each stream that came to it."""
+        self._owed: dict[int, int] = {}
+        """Of each, up to which step of its stream memory of tensors that are gone was used, which it may be now."""
         self._safe: set[tuple[int, int]] = set()
         """Memory and stream, where the one waits for the other before it is given away again."""
         self._copies: dict[int, tuple[int, int]] = {}
@@ -155,8 +170,15 @@ class _Order:
         self.host_waits(self._counts)
 
     def made(self, storage: torch.UntypedStorage) -> None:
-        """Memory is made on the current stream. Raises what `add` does, where it may be that of a tensor that is gone."""
+        """Memory is made on the current stream. Raises what `add` does where it may be that of one that is gone."""
         self._check_gone("this call makes")
+        me = id(self.current)
+        gone = [
+            self._uses.get(place, {}).get(me, 0)
+            for place, (held, owner) in self._made.items()
+            if owner is self.current and is_gone(held)
+        ]
+        self._owed[storage._cdata] = max(gone, default=0)
         self._made[storage._cdata] = storage, self.current
 
     def _check_gone(self, what: str) -> None:
@@ -197,13 +219,23 @@ class _Order:
         stream, me = self.current, id(self.current)
         self._streams[me] = stream
         _merge(stream.clock, self._host)
+        if stream is not self.default and not stream.clock.get(id(self.default)):
+            self._fault = self._fault or NotRecordableError(_EARLY.format(f"line {step['line']} works"))
+            raise self._fault
         if len(self._streams) > 1:
             self._look(me, stream.clock, step)
         self._counts[me] = self._counts.get(me, 0) + 1
         self._steps.append((me, self._counts[me], step))
-        if held:
-            for (storage, *_), _ in _windows(step):
-                self._uses.setdefault(held[storage]._cdata, {})[me] = self._counts[me]
+        for (storage, *_), _ in _windows(step) if held else ():
+            self._use(held[storage]._cdata, me, stream.clock)
+
+    def _use(self, place: int, me: int, clock: _Clock) -> None:
+        """A step of a stream comes to memory."""
+        self._uses.setdefault(place, {})[me] = self._counts[me]
+        owner = id(self._made[place][1]) if place in self._made else me
+        if owner != me and self._owed[place] > clock.get(owner, 0):
+            self._fault = self._fault or NotRecordableError(_REUSED.format("a stream comes to"))
+            raise self._fault
 
     def end(self, outputs: list[Json]) -> None:
         """A call is over, and its caller reads its outputs. Raises what `add` does, also what a candidate caught."""

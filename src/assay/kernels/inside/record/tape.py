@@ -25,8 +25,8 @@ _SCRATCH, _ALIGNMENT = 4096, 128
 """Bytes that an allocator is asked for, and what their address has to divide by."""
 _RESIZED = (
     "the memory of a tensor has {0} bytes where it is used, and {1} by now: a GPU takes and gives back memory where it "
-    "grows and shrinks (resize_(), out= of an empty tensor), and what was launched before sees the memory of then. Make "
-    "it as large as it has to be (torch.empty(shape)), and views of it"
+    "grows and shrinks (resize_(), out= of an empty tensor), and what was launched before sees the memory of then. "
+    "Make it as large as it has to be (torch.empty(shape)), and views of it"
 )
 
 

@@ -75,7 +75,7 @@ class Address:
     __or__ = __ror__ = __xor__ = __rxor__ = __rand__ = __rmod__ = __pow__ = __rpow__ = __divmod__ = _refused
     __rdivmod__ = __neg__ = __pos__ = __abs__ = __invert__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
     __int__ = __index__ = __float__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = _refused
-    __str__ = __repr__ = __format__ = __reduce_ex__ = _refused  # type: ignore[assignment]
+    __str__ = __repr__ = __format__ = __reduce_ex__ = _refused
 
 
 def _refuse() -> NoReturn:

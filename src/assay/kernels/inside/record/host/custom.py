@@ -35,7 +35,8 @@ _foreign: set[str] = set()
 
 def install() -> None:
     """Take note of what is defined and registered from now on."""
-    define, implement = Library.define, Library.impl
+    define: Any = Library.define
+    implement: Any = Library.impl
 
     def defining(self: Any, schema: str, *args: Any, **kwargs: Any) -> Any:
         name = define(self, schema, *args, **kwargs)
@@ -49,7 +50,7 @@ def install() -> None:
         _register(_full_name(self.ns, name), fn, key, bool(kwargs.get("with_keyset")))
         return made
 
-    Library.define, Library.impl = defining, implementing  # type: ignore[method-assign, assignment]
+    Library.define, Library.impl = defining, implementing  # type: ignore[method-assign]
 
 
 def _register(name: str, fn: Any, key: str, takes_keys: bool) -> None:
@@ -64,7 +65,7 @@ def _register(name: str, fn: Any, key: str, takes_keys: bool) -> None:
         what = "a second kernel" if key in known else "one that takes keys" if takes_keys else "a kernel"
         _faults[name] = f"the operator {name} gets {what} under the key {key}: give it one for CUDA, or for all devices"
     known[key] = fn
-    # What PyTorch puts together of others is taken at once where no kernel is for the device, as here, and not on a GPU.
+    # What PyTorch puts together of others is taken at once where no kernel is for the device: here, but on no GPU.
     others = known.keys() - {"Meta"}
     if _IMPLICIT in known and len(others) > 1 and _by_submission():
         raise NotRecordableError(

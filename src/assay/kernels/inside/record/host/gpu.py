@@ -66,11 +66,11 @@ def install() -> None:
     torch.version.cuda = CUDA_VERSION
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_available = lambda: True
-    torch.Tensor.record_stream = _record_stream  # type: ignore[assignment, method-assign]
+    torch.Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
     for kind in (torch.Tensor, torch.nn.Parameter):
-        kind.__reduce_ex__ = _pickled  # type: ignore[method-assign, assignment]
-    for kind in (streams.Stream, streams.Event):
-        kind.__module__ = "torch.cuda.streams"
+        kind.__reduce_ex__ = _pickled  # type: ignore[method-assign]
+    for shown in (streams.Stream, streams.Event):
+        shown.__module__ = "torch.cuda.streams"
     refused = _refusing("threading", _THREADS)
     for module, name in ((_thread, "start_new_thread"), (_thread, "start_new"), (_thread, "start_joinable_thread")):
         if hasattr(module, name):
@@ -184,4 +184,3 @@ def _pretended() -> dict[ModuleType, dict[str, Any]]:
             **{"synchronize": asked["synchronize"], "set_stream": streams.use},
         },
     }
-
