@@ -42,6 +42,7 @@ class Pretended(OnCpu):
         """`tape` gives tensors their pretended addresses and takes note of reads."""
         super().__init__()
         self._tape, self._places = tape, tape.places
+        self._storages: dict[int, SeenStorage] = {}
         self.operators: Any = None
         """The mode that notes operators."""
         places = tape.places
@@ -82,7 +83,8 @@ class Pretended(OnCpu):
         if asked is None and func in _device_constructors():
             asked = _device.CURRENT_DEVICE  # as torch.set_default_device has it, which comes after this
         if func in _FROM_DATA:
-            return self._from_data(func, args, given, asked)
+            made = self._from_data(func, args, given, asked)
+            return self._pin(made) if pinned else made
         if (device := device_named(asked)) is not None:
             given["device"] = HOST if device == HOST else META
         if any(mode is not self.operators for mode in _get_current_dispatch_mode_stack()):
@@ -110,8 +112,12 @@ class Pretended(OnCpu):
     def _storage_of(self, tensor: torch.Tensor) -> SeenStorage:
         with torch._C.DisableTorchFunction():
             size = tensor.untyped_storage().nbytes()
-        address = self._tape.address(tensor, whole=True)
-        return SeenStorage(size, lambda: address, self._places.device_of(tensor))
+            place = tensor.untyped_storage()._cdata
+        address, device = self._tape.address(tensor, whole=True), self._places.device_of(tensor)
+        seen = self._storages.get(place)
+        if seen is None or seen.nbytes() != size or seen.device != device:
+            seen = self._storages[place] = SeenStorage(size, lambda: address, device)
+        return seen
 
     def _type(self, tensor: torch.Tensor, dtype: Any = None, **_: Any) -> Any:
         if isinstance(dtype, torch.dtype):

@@ -177,6 +177,10 @@ _state: HostState | None = None
 """What launches depend on, as it is before a submission is imported."""
 
 
+_tuning = False
+"""Whether a tuner measures, whose choice is not the host's to see."""
+
+
 def begin(capture: Capture) -> None:
     """Let launches of this process go to a capture."""
     global _capture
@@ -191,8 +195,8 @@ def recorded() -> Sequence[JITFunction[Any]]:
 
 def install() -> None:
     """Put the capture into Triton, once per process."""
-    driver.set_active(StubDriver())
-    triton.testing.do_bench = triton.testing.do_bench_cudagraph = measure_nothing
+    driver.set_active(StubDriver(_measure))
+    triton.testing.do_bench = triton.testing.do_bench_cudagraph = _measure
     JITFunction.run = _run
     Autotuner.run = _tune
     Autotuner.best_config = property(_best_config, _set_best_config)
@@ -220,18 +224,33 @@ def _check_measure(tuner: Any) -> None:
         NotRecordableError: it is the submission's, which may do anything between two launches.
         Exception: what Triton's raises of its options.
     """
-    measure: Any = vars(tuner).get("do_bench", tuner._do_bench) or measure_nothing
+    measure: Any = vars(tuner).get("do_bench", tuner._do_bench) or _measure
     options = measure.keywords if type(measure) is functools.partial and not measure.args else {}
-    of_triton = (measure.func if options else measure) is measure_nothing and options.keys() <= {"warmup", "rep"}
+    of_triton = (measure.func if options else measure) is _measure and options.keys() <= {"warmup", "rep"}
     if not of_triton and getattr(measure, "__code__", None) not in _MEASURES:
         raise NotRecordableError(
             f"the autotuner of {tuner.base_fn.__name__} measures by a do_bench of its own, and a program has no form "
             "for what that does. Leave it out, or give do_bench=functools.partial(triton.testing.do_bench, warmup=25, "
             "rep=100), or warmup=, rep= or use_cuda_graph="
         )
-    measure(lambda: None, quantiles=(0.5, 0.2, 0.8))
+    global _tuning
+    _tuning = True
+    try:
+        measure(lambda: None, quantiles=(0.5, 0.2, 0.8))
+    finally:
+        _tuning = False
     if tuner.cache_results:  # Triton writes what it found into a file
         json.dumps([vars(configuration) for configuration in tuner.configs if not configuration.pre_hook])
+
+
+def _measure(*args: Any, **options: Any) -> Any:
+    """Triton's benchmark, which measures nothing here: host code of a submission learns no times from it."""
+    if not _tuning:
+        raise NotRecordableError(
+            "host code measures times by triton.testing.do_bench, which are others on each GPU: let @triton.autotune "
+            "choose between configurations, or choose by shapes"
+        )
+    return measure_nothing(*args, **options)
 
 
 def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

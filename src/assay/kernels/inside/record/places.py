@@ -6,7 +6,7 @@ recording are without memory or hold literal values, so that this is only noted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -176,6 +176,8 @@ class Places:
         alone = self.strict and kind_of(base) != "pointwise" and base not in _WITH_NUMBERS
         places = [(self.device_of(tensor), tensor.dim()) for tensor in given]
         there = {place for place, dim in places if dim or alone or (self.strict and place == DEVICE)}
+        if not self.strict and base not in _ACROSS and len({p for p in self._put(given) if p != NOWHERE}) > 1:
+            raise RuntimeError(_MIXED.format(base))
         if NOWHERE in there and len(there) > 1:
             raise NotImplementedError(f"{base}: {NO_DATA}")
         if self.strict and base in _INDEXED:
@@ -187,6 +189,15 @@ class Places:
             raise RuntimeError(_MIXED.format(base))
         there = there or {self.device_of(tensor) for tensor in given}
         return next((device for device in (DEVICE, NOWHERE) if device in there), HOST)
+
+    def _put(self, given: Sequence[torch.Tensor]) -> Iterator[torch.device]:
+        """Where those tensors are, numbers aside, that host code has put anywhere: a constructor may run on either
+        device, and its arguments may be on either."""
+        for tensor in given:
+            if tensor.dim() and tensor.layout is torch.strided:
+                known = self._known.get(tensor.untyped_storage()._cdata)
+                if known is not None:
+                    yield known[1]
 
 
 def device_named(device: Any) -> torch.device | None:

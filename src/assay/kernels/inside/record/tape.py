@@ -195,7 +195,7 @@ class Tape:
         """
         if isinstance(found, torch.Tensor):
             return {"window": self.window(found)}
-        if isinstance(found, Address):
+        if type(found) is Address:
             raise self.read("an address from data_ptr() as an argument")
         if found is None or type(found) in (bool, int, str):
             return found

@@ -12,13 +12,14 @@ import _thread
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 
 from assay.kernels.inside.record import streams
+from assay.kernels.inside.record.places import HOST, device_named
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.streams import gpu_named
 
@@ -48,7 +49,7 @@ _COMPILED = "torch.compile writes kernels of its own, and only those of the sour
 _THREADS = (
     "host code starts a thread, in which no recording sees what is done: launch from the thread that calls forward"
 )
-CUDA_VERSION = "12.8"
+CUDA_VERSION, _BUILD = "12.8", "+cu128"
 
 
 def install() -> None:
@@ -64,6 +65,10 @@ def install() -> None:
     torch.compile = _refusing("torch.compile", _COMPILED)
     torch.Stream = torch.Event = _refused_class("torch.Stream", "use torch.cuda.Stream and torch.cuda.Event")  # type: ignore[misc, assignment]
     torch.version.cuda = CUDA_VERSION
+    torch.__version__ = type(torch.__version__)(torch.__version__.partition("+")[0] + _BUILD)
+    torch.__config__.show = _refusing("torch.__config__.show", _ADVICE[""])
+    torch.Generator = _Generator  # type: ignore[misc]
+    torch.backends.cudnn.version = _refusing("torch.backends.cudnn.version", _ADVICE[""])
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_available = lambda: True
     torch.Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
@@ -117,6 +122,15 @@ def _refused_class(name: str, advice: str) -> type:
     return kind(name.rpartition(".")[2], (), {})  # type: ignore[no-any-return]
 
 
+class _Generator(torch.Generator):
+    """A generator of the host: no program has one of a GPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        if device_named(device) != HOST:
+            raise NotRecordableError("a generator on a GPU: the replay draws by the default one, on the host")
+        return super().__new__(cls)
+
+
 class _OnDevice:
     """`torch.cuda.device` and `device_of`: there is one GPU, and it is the current one."""
 
@@ -128,6 +142,18 @@ class _OnDevice:
 
     def __exit__(self, *_: object) -> None:
         return None
+
+
+class _Properties:
+    """What `torch.cuda.get_device_properties` says, and nothing that differs between GPUs of one kind."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        vars(self).update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotRecordableError(f"{name} of a GPU differs between GPUs of one kind: leave it out")
 
 
 def _device_of(tensor: torch.Tensor) -> _OnDevice:
@@ -158,7 +184,7 @@ def _range(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
-_WHAT = ("properties", "capability", "name")
+_WHAT = ("capability", "name")
 """What `torch.cuda.get_device_...` is asked for."""
 
 
@@ -167,12 +193,14 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _pretended() -> dict[ModuleType, dict[str, Any]]:
+    properties = _Properties(vars(torch.cuda.get_device_properties(0)))
     asked = {name: _asked(getattr(torch.cuda, name)) for name in ("synchronize", "current_stream", "default_stream")}
     return {
         torch.cuda: {
             **asked,
             **{"device": _OnDevice, "device_of": _device_of, "set_device": lambda device: gpu_named(device) and None},
             **{"stream": streams.using, "StreamContext": streams.using, "set_stream": streams.use},
+            "get_device_properties": _asked(lambda: properties),
             **{f"get_device_{what}": _asked(getattr(torch.cuda, f"get_device_{what}")) for what in _WHAT},
             **{"is_current_stream_capturing": lambda: False},
             **{name: lambda *_: None for name in ("manual_seed", "manual_seed_all", "empty_cache", "ipc_collect")},
