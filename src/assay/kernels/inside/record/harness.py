@@ -319,6 +319,8 @@ def _tensors(value: Any, returned: bool = False) -> list[torch.Tensor]:
 
 def _fault(error: BaseException, tape: Tape) -> Json:
     """Why there is no program. A read that a candidate caught is likelier the cause than what it raised instead."""
+    if tape.replaced and not isinstance(error, HostReadError):  # which later calls stumble over
+        return submission.fault(tape.doing, WrongOutputError(tape.replaced), "wrong_output")
     if isinstance(error, NotRecordableError):
         return submission.fault(tape.doing, error, "unsupported")
     if isinstance(error, HostReadError) or any(sign in submission.words(error) for sign in _NO_VALUES):

@@ -149,8 +149,14 @@ class _Order:
         """Memory that this call made, and on which stream."""
         self._uses: dict[int, _Clock] = {}
         """Of each such, the last step of each stream that came to it."""
+        self._alive: set[int] = set()
+        """Those of which a tensor is left, as far as is known."""
+        self._foreign: set[int] = set()
+        """Those to which another stream came than that on which they were made."""
+        self._debts: _Clock = {}
+        """Up to which step of a stream memory of tensors that are gone was used."""
         self._owed: dict[int, int] = {}
-        """Of each, up to which step of its stream memory of tensors that are gone was used, which it may be now."""
+        """The same of the stream of each, as it was when the memory was made, which may be that of such a tensor."""
         self._safe: set[tuple[int, int]] = set()
         """Memory and stream, where the one waits for the other before it is given away again."""
         self._copies: dict[int, tuple[int, int]] = {}
@@ -172,19 +178,19 @@ class _Order:
     def made(self, storage: torch.UntypedStorage) -> None:
         """Memory is made on the current stream. Raises what `add` does where it may be that of one that is gone."""
         self._check_gone("this call makes")
-        me = id(self.current)
-        gone = [
-            self._uses.get(place, {}).get(me, 0)
-            for place, (held, owner) in self._made.items()
-            if owner is self.current and is_gone(held)
-        ]
-        self._owed[storage._cdata] = max(gone, default=0)
+        for place in [place for place in self._alive if is_gone(self._made[place][0])]:
+            self._alive.discard(place)
+            owner = id(self._made[place][1])
+            self._debts[owner] = max(self._debts.get(owner, 0), self._uses.get(place, {}).get(owner, 0))
+        self._owed[storage._cdata] = self._debts.get(id(self.current), 0)
         self._made[storage._cdata] = storage, self.current
+        self._alive.add(storage._cdata)
 
     def _check_gone(self, what: str) -> None:
         known = {**self.current.clock}
         _merge(known, self._host)
-        for place, (storage, owner) in self._made.items():
+        for place in self._foreign:
+            storage, owner = self._made[place]
             uses = self._uses.get(place, {}).items() if owner is self.current else ()
             late = (me for me, count in uses if me != id(owner) and count > known.get(me, 0))
             if any((place, me) not in self._safe for me in late) and is_gone(storage):
@@ -233,6 +239,8 @@ class _Order:
         """A step of a stream comes to memory."""
         self._uses.setdefault(place, {})[me] = self._counts[me]
         owner = id(self._made[place][1]) if place in self._made else me
+        if owner != me:
+            self._foreign.add(place)
         if owner != me and self._owed[place] > clock.get(owner, 0):
             self._fault = self._fault or NotRecordableError(_REUSED.format("a stream comes to"))
             raise self._fault
