@@ -38,6 +38,7 @@ _KEPT = frozenset(
 """What is pretended elsewhere, or says and does the same everywhere. Classes of scripts are there to ask what something
 is; there are no objects of them."""
 _ADVICE = {
+    "rng_state": "no program has a generator of a GPU: draw on the host (torch.random.fork_rng(devices=[]))",
     "graph": "a CUDA graph repeats launches that forward should make: make them in each call, without a graph",
     "memory": "how much memory there is differs between GPUs and calls: choose by shapes",
     "jit": "TorchScript is run where no recording sees it, and sees other devices there: write plain Python",
@@ -62,7 +63,7 @@ def install() -> None:
             for name, value in names.items():
                 if place is module or hasattr(place, name):
                     setattr(place, name, value)
-    torch.compile = _refusing("torch.compile", _COMPILED)
+    torch.compile = _compile
     torch.Stream = torch.Event = _refused_class("torch.Stream", "use torch.cuda.Stream and torch.cuda.Event")  # type: ignore[misc, assignment]
     torch.version.cuda = CUDA_VERSION
     torch.__version__ = type(torch.__version__)(torch.__version__.partition("+")[0] + _BUILD)
@@ -83,6 +84,12 @@ def install() -> None:
     for name in ("_start_new_thread", "_start_joinable_thread"):
         if hasattr(threading, name):
             setattr(threading, name, refused)
+
+
+def _compile(model: Any = None, *, disable: bool = False, **_: Any) -> Any:
+    if not disable:
+        raise NotRecordableError(_COMPILED)
+    return model if model is not None else lambda function: function
 
 
 def _is_closed(name: str) -> bool:
