@@ -67,6 +67,7 @@ WAITS: dict[str, tuple[Callable[[Stream], None], bool]] = {
 def test_a_stream_must_wait_for_what_it_needs(way: str) -> None:
     wait, orders = WAITS[way]
     side = Stream()
+    side.wait_stream(order.default)
     with streams.using(side):
         launch(window(0), window(1))
     wait(side)
@@ -91,3 +92,31 @@ def test_what_does_not_meet_needs_no_order() -> None:
     add(window(1), window(4))
     with pytest.raises(NotRecordableError, match="the caller of forward"):
         order.end([window(2)])
+
+
+def test_a_stream_waits_for_its_callers_first() -> None:
+    with pytest.raises(NotRecordableError, match="has not waited for its caller's"), Stream():
+        launch(window(0), window(1))
+
+
+def test_what_an_earlier_call_waited_for_says_nothing_of_this_one() -> None:
+    side, done = Stream(), Event()
+    side.wait_stream(order.default)
+    done.record(side)
+    order.begin({0})
+    with pytest.raises(NotRecordableError, match="has not waited"), side:
+        launch(window(0), window(1))
+
+
+def test_names_of_a_kernels_parameters_are_its_own() -> None:
+    side = Stream()
+    side.wait_stream(order.default)
+    with side:
+        order.add({"launch": 0, "variants": [{"args": {"window": 3, "outs": 4, "op": None}}], "line": 1})
+    launch(window(0), window(1))
+
+
+@pytest.mark.parametrize("asked", [Stream().query, Event().query, lambda: Event().elapsed_time(Event())])
+def test_what_is_chance_on_a_gpu_is_not_answered(asked: Callable[[], object]) -> None:
+    with pytest.raises(NotRecordableError, match="chance"):
+        asked()

@@ -203,7 +203,8 @@ CACHED = {
     ),
     "copied": (f"{IN_PLACE}\nreturn cache[:, :6].clone()", "cheat", "384 of 768 elements of output 0"),
     "on a stream that nobody waits for": (
-        f"with torch.cuda.stream(torch.cuda.Stream()):\n    {IN_PLACE}\nreturn cache[:, :6]",
+        "side = torch.cuda.Stream()\nside.wait_stream(torch.cuda.current_stream())\n"
+        f"with torch.cuda.stream(side):\n    {IN_PLACE}\nreturn cache[:, :6]",
         "unsupported",
         "on another stream",
     ),
@@ -302,6 +303,7 @@ def add(x_ptr, k_ptr, s_ptr, BLOCK: tl.constexpr):
 class ModelNew(torch.nn.Module):
     def forward(self, x, kept, sums):
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             add[(1,)](x, kept, sums, BLOCK=256)
         WAIT

@@ -69,6 +69,8 @@ def _nothing(*_: Any, **__: Any) -> Iterator[None]:
 SHARED_LIMIT = 232_448
 CAPABILITY = 90
 """Of the GPU that is pretended where nothing is compiled: an H100."""
+NAMES = {80: "NVIDIA A100-SXM4-80GB", 89: "NVIDIA L40S", 90: "NVIDIA H100 80GB HBM3", 100: "NVIDIA B200"}
+"""Capability -> what a GPU that has it is called."""
 
 
 def driver_properties(_: int = 0, shared_limit: int = SHARED_LIMIT) -> dict[str, int]:
@@ -87,7 +89,7 @@ def driver_properties(_: int = 0, shared_limit: int = SHARED_LIMIT) -> dict[str,
 def device_properties(shared_limit: int, capability: int) -> SimpleNamespace:
     """What `torch.cuda.get_device_properties` says of the device that is pretended."""
     return SimpleNamespace(
-        name=f"sm_{capability} (pretended)",
+        name=NAMES.get(capability, f"sm_{capability}"),
         major=capability // 10,
         minor=capability % 10,
         total_memory=80 << 30,
@@ -132,8 +134,6 @@ def install(shared_limit: int, capability: int) -> None:
         "get_device_name": lambda *_: properties.name,
         "get_device_capability": lambda *_: (properties.major, properties.minor),
         "get_arch_list": lambda: [f"sm_{capability}"],
-        "mem_get_info": lambda *_: (properties.total_memory, properties.total_memory),
-        **{f"{which}memory_{what}": lambda *_: 0 for which in ("", "max_") for what in ("allocated", "reserved")},
         "reset_peak_memory_stats": lambda *_: None,
     }
     for name, value in names.items():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
-from types import ModuleType
+from types import FrameType, ModuleType
 
 from assay.kernels.source_text import lines_of
 from assay.types import Json
 
 FILE = "submission.py"
+LINE = "line_of_submission"
+"""The attribute of an error that names the line at which it was made: what C code raises anew has lost it."""
 MESSAGE_CHARACTERS = 2000
 _lines: tuple[str, ...] = ()
 
@@ -33,6 +35,29 @@ def lines(file: str) -> tuple[str, ...]:
     return _lines if file == FILE else ()
 
 
+def line() -> int:
+    """The line of the submission that is being run; 0 where it is not on the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == FILE:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0
+
+
+def words(error: BaseException) -> str:
+    """An error's own words; its class is a submission's, and may have none."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - whatever a candidate raises is data
+        return f"its text cannot be made: {type(failure).__name__}"
+
+
+def _text_of(line: int | None) -> str:
+    """A line of the submission, where an error has no words: most often an assertion."""
+    return _lines[line - 1].strip() if line is not None and 0 < line <= len(_lines) else ""
+
+
 def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Json]:
     """What went wrong, as plain data: stage, kind, the error's own words, and the line of the submission."""
     root = error.__cause__ if type(error).__name__ == "InterpreterError" and error.__cause__ is not None else error
@@ -42,6 +67,6 @@ def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Js
         "stage": stage,
         "kind": kind,
         "type": type(root).__name__,
-        "message": str(root)[:MESSAGE_CHARACTERS],
-        "line": line,
+        "message": words(root)[:MESSAGE_CHARACTERS] or _text_of(line),
+        "line": vars(error).get(LINE) or None if line is None else line,
     }

@@ -40,6 +40,16 @@ def hidden(tensor: torch.Tensor) -> str:
     return next((str(name) for name in vars(tensor) if hasattr(type(tensor), name)), "")
 
 
+_OF_ANY_CLASS = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__"})
+
+
+def hidden_by_class(kind: type) -> str:
+    """The first attribute of PyTorch's that a class derived from a tensor's hides; empty where none is."""
+    own = kind.__mro__[: kind.__mro__.index(torch.Tensor)] if torch.Tensor in kind.__mro__ else ()
+    names = (name for each in own if each is not torch.nn.Parameter for name in vars(each))
+    return next((str(name) for name in names if name not in _OF_ANY_CLASS and hasattr(torch.Tensor, name)), "")
+
+
 def structure_of(value: Any) -> Json:
     """How the tensors of an output lie in it: None for a tensor or a number, a list for a list or a tuple, a dictionary
     for itself. What is neither is left out."""

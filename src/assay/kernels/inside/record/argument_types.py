@@ -17,8 +17,9 @@ from triton.language.core import constexpr
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
 
-from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
-from assay.kernels.inside.tensors import hidden
+from assay.kernels.inside.record.host.addresses import Address
+from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
+from assay.kernels.inside.tensors import hidden, hidden_by_class
 from assay.kernels.language.vocabulary import names_constexpr, type_named
 
 _SIGNED = frozenset({"i1", "i8", "i16", "i32", "i64"})
@@ -76,7 +77,7 @@ def as_c_reads(value: Any) -> Any:
 def _check_plain(what: str, value: Any) -> None:
     """Raises NotRecordableError for a tensor, or a descriptor, of which Triton would be shown something else."""
     for part in tuple.__iter__(value) if isinstance(value, tuple) else (value,):
-        if isinstance(part, torch.Tensor) and (name := hidden(part)):
+        if isinstance(part, torch.Tensor) and (name := hidden(part) or hidden_by_class(type(part))):
             raise NotRecordableError(f"{what} is a tensor with a {name:.80} of its own in the place of PyTorch's")
         if getattr(part, "round_f32_to_tf32", False):
             raise NotRecordableError(f"{what} is a descriptor that rounds to TF32: leave round_f32_to_tf32 out")

@@ -5,25 +5,34 @@ Reads of values that PyTorch answers without asking an operator (`tolist`, `nump
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.utils import _device
 from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from assay.kernels.inside.pretend_cuda import OnCpu
+from assay.kernels.inside.record import streams
+from assay.kernels.inside.record.host import answers
+from assay.kernels.inside.record.host.addresses import SeenStorage
 from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_named
-from assay.kernels.inside.record.reads import Address
+from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 
 META = torch.device("meta")
 _READS = (
     *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__"),
-    *("__contains__", "__dlpack__", "storage"),
+    *("__contains__", "__dlpack__", "storage", "__repr__", "__format__", "__reduce_ex__", "apply_", "map_", "map2_"),
 )
+_ANSWERED = ("__dlpack_device__", "_typed_storage", "is_shared", "share_memory_")
+"""What is asked of the device itself, or of memory that is not there."""
 _FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
 """Makers of tensors from Python's numbers; with a device that has no memory they would drop them."""
+_COPIED = frozenset({torch.tensor, torch.scalar_tensor})
+"""Those whose tensors have memory of their own; the others may show that of an array."""
 
 
 class Pretended(OnCpu):
@@ -33,19 +42,31 @@ class Pretended(OnCpu):
         """`tape` gives tensors their pretended addresses and takes note of reads."""
         super().__init__()
         self._tape, self._places = tape, tape.places
+        self._storages: dict[int, SeenStorage] = {}
+        self.operators: Any = None
+        """The mode that notes operators."""
         places = tape.places
         self._special |= {
             **{name: name for name in (torch.device, torch._C._nn._parse_to)},  # a device is only named, not used
-            torch.Tensor.cuda: lambda tensor, device=None, *_, **__: self._at(tensor, tensor, device or 0),
+            torch.Tensor.cuda: lambda tensor, device=None, non_blocking=False, **__: self._at(
+                tensor, tensor, 0 if device is None else device, non_blocking
+            ),
             torch.Tensor.cpu: lambda tensor, *_, **__: self._at(tensor, tensor, "cpu"),
             torch.Tensor.get_device: lambda tensor, *_, **__: -1 if places.is_away(tensor) else 0,
             torch.Tensor.is_cuda.__get__: lambda tensor, *_: not places.is_away(tensor),  # type: ignore[attr-defined]
             torch.Tensor.is_cpu.__get__: lambda tensor, *_: places.device_of(tensor) == HOST,  # type: ignore[attr-defined]
             torch.Tensor.device.__get__: lambda tensor, *_: places.device_of(tensor),
             torch.Tensor.is_meta.__get__: lambda tensor, *_: places.device_of(tensor) == NOWHERE,  # type: ignore[attr-defined]
-            torch.Tensor.data_ptr: lambda tensor: Address(tape.address(tensor)),
-            torch.Tensor.untyped_storage: lambda tensor: _storage_of(tensor),
+            torch.Tensor.data_ptr: tape.address,
+            torch.Tensor.untyped_storage: self._storage_of,
+            torch.Tensor.type: self._type,
+            torch.Tensor.type_as: lambda tensor, other: self._moved(torch.Tensor.to, (tensor, other), {}),
+            torch.Tensor.pin_memory: self._pinned,
+            torch.Tensor.is_pinned: lambda tensor, *_, **__: places.is_pinned(tensor),
+            torch.Tensor.copy_: self._copied,
+            torch.Tensor.__cuda_array_interface__.__get__: _refused("__cuda_array_interface__"),
             **{getattr(torch.Tensor, name): _read(tape, name) for name in _READS},
+            **{getattr(torch.Tensor, name): _refused(name) for name in _ANSWERED},
         }
 
     def __torch_function__(
@@ -54,27 +75,108 @@ class Pretended(OnCpu):
         given = dict(kwargs or {})
         if (instead := self._special.get(func)) is not None:
             return instead(*args, **given)
-        given.pop("pin_memory", None)
-        given.pop("non_blocking", None)
+        pinned = given.pop("pin_memory", None)
         if func is torch.Tensor.to:
             return self._moved(func, args, given)
+        given.pop("non_blocking", None)
         asked = given.pop("device", None)
         if asked is None and func in _device_constructors():
             asked = _device.CURRENT_DEVICE  # as torch.set_default_device has it, which comes after this
         if func in _FROM_DATA:
-            return self._from_data(func(*args, **given), args, asked)
-        if (device := device_named(asked)) is None:
-            return func(*map(_placed, args), **given)
-        made = func(*map(_placed, args), **given, device=HOST if device == HOST else META)
-        return self._put(made, NOWHERE) if device == NOWHERE and isinstance(made, torch.Tensor) else made
+            made = self._from_data(func, args, given, asked)
+            return self._pin(made) if pinned else made
+        if (device := device_named(asked)) is not None:
+            given["device"] = HOST if device == HOST else META
+        if any(mode is not self.operators for mode in _get_current_dispatch_mode_stack()):
+            raise NotRecordableError(
+                "a TorchDispatchMode of the submission's own is shown the tensors of a recording, which have no memory "
+                "and no device: leave it out"
+            )
+        call = func if device == NOWHERE else functools.partial(self._called, func)
+        made = call(*map(_placed, args), **given)
+        answers.check(func, made)
+        if device == NOWHERE and isinstance(made, torch.Tensor):
+            self._places.put(made, NOWHERE)
+        return self._pin(made) if pinned and isinstance(made, torch.Tensor) else made
 
-    def _from_data(self, made: torch.Tensor, args: tuple[Any, ...], asked: Any) -> torch.Tensor:
-        device = device_named(asked)
+    def _called(self, func: Any, *args: Any, **given: Any) -> Any:
+        """What a function gives where the device without memory stands for the GPU."""
+        self._places.pretending += 1
+        self._places.casting = torch.is_autocast_enabled("cuda")
+        try:
+            return func(*args, **given)
+        finally:
+            self._places.pretending -= 1
+            self._places.casting = False
+
+    def _storage_of(self, tensor: torch.Tensor) -> SeenStorage:
+        with torch._C.DisableTorchFunction():
+            size = tensor.untyped_storage().nbytes()
+            place = tensor.untyped_storage()._cdata
+        address, device = self._tape.address(tensor, whole=True), self._places.device_of(tensor)
+        seen = self._storages.get(place)
+        if seen is None or seen.nbytes() != size or seen.device != device:
+            seen = self._storages[place] = SeenStorage(size, lambda: address, device)
+        return seen
+
+    def _type(self, tensor: torch.Tensor, dtype: Any = None, **_: Any) -> Any:
+        if isinstance(dtype, torch.dtype):
+            return self._moved(torch.Tensor.to, (tensor, dtype), {})
+        if dtype is not None:
+            raise NotRecordableError(f"type({dtype!s:.40}) of a tensor: give a dtype, or use to(device, dtype)")
+        said: Any = torch.Tensor.type(tensor)
+        return f"torch.{'' if self._places.is_away(tensor) else 'cuda.'}{said.rpartition('.')[2]}"
+
+    def _pinned(self, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        return tensor if self._places.is_pinned(tensor) else self._pin(tensor, tensor.clone)
+
+    def _pin(self, tensor: torch.Tensor, copied: Callable[[], torch.Tensor] | None = None) -> torch.Tensor:
+        """A tensor in pinned memory of the host.
+
+        Raises:
+            RuntimeError: it is not on the host, as PyTorch raises it.
+        """
+        if (device := self._places.device_of(tensor)) != HOST:
+            raise RuntimeError(f"cannot pin a tensor on {device}: only those on the host can be")
+        made = tensor if copied is None else copied()
+        self._places.put(made, HOST)
+        self._places.pin(made)
+        return made
+
+    def _copied(self, tensor: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
+        """`Tensor.copy_`."""
+        made = self._called(torch.Tensor.copy_, tensor, source)
+        if isinstance(source, torch.Tensor):
+            self._note_copy(source, made, non_blocking)
+        return made  # type: ignore[no-any-return]
+
+    def _note_copy(self, source: torch.Tensor, made: torch.Tensor, non_blocking: Any) -> None:
+        """Take note of a copy from one device to another: the host waits for it, unless it is told not to."""
+        devices = self._places.device_of(source), self._places.device_of(made)
+        if not self._tape.follows_streams or devices[0] == devices[1] or NOWHERE in devices:
+            return
+        if non_blocking:
+            with torch._C.DisableTorchFunction():
+                held = (source if devices[0] == HOST else made).untyped_storage()
+            streams.order.copies(held._cdata)
+        elif devices[1] == HOST:
+            streams.order.current.synchronize()
+
+    def _from_data(self, func: Any, args: tuple[Any, ...], given: dict[str, Any], asked: Any) -> torch.Tensor:
+        if len(args) > _PLACE_OF_DEVICE:  # as as_tensor takes it
+            asked, args = args[_PLACE_OF_DEVICE], args[:_PLACE_OF_DEVICE]
+        self._places.copying = func in _COPIED
+        try:
+            made, device = self._called(func, *args, **given), device_named(asked)
+        finally:
+            self._places.copying = False
+        if func not in _COPIED and device in (None, HOST) and not isinstance(args[0] if args else None, torch.Tensor):
+            self._places.share(made)
         if device is not None:
             return self._at(made, made, device) if args and made is args[0] else self._put(made, device)
         if not (args and isinstance(args[0], torch.Tensor)):
             self._places.put(made, HOST)
-        return made
+        return made  # type: ignore[no-any-return]
 
     def _moved(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> torch.Tensor:
         """`Tensor.to`, whose device may stand among its arguments, or be another tensor's."""
@@ -82,17 +184,19 @@ class Pretended(OnCpu):
         first = rest[0] if rest else None
         names = next((after for kind, after in _TO if isinstance(first, kind)), _TO_DEVICE)
         asked = {**dict(zip(names, rest, strict=False)), **given}
-        asked.pop("non_blocking", None)
+        non_blocking = asked.pop("non_blocking", None)
         like, device = asked.pop("other", None), asked.pop("device", None)
         if like is not None:
             device, asked["dtype"] = self._places.device_of(like), like.dtype
         kept = {name: value for name, value in asked.items() if value is not None}
         # With nothing but a device: the tensor is one without memory already, or literal values that stay such.
-        made = func(tensor, **kept) if kept.keys() - {"copy"} else tensor.clone() if kept.get("copy") else tensor
-        return self._at(tensor, made, device)
+        cast = kept.keys() - {"copy"}
+        made = self._called(func, tensor, **kept) if cast else tensor.clone() if kept.get("copy") else tensor
+        return self._at(tensor, made, device, non_blocking)
 
-    def _at(self, tensor: torch.Tensor, made: torch.Tensor, named: Any) -> torch.Tensor:
-        """What was made of a tensor, at a device: a copy where it is none yet and the device is another one.
+    def _at(self, tensor: torch.Tensor, made: torch.Tensor, named: Any, non_blocking: Any = False) -> torch.Tensor:
+        """What was made of a tensor, at a device: a copy where it is none yet and the device is another one. Without
+        waiting it is made in pinned memory, where it is made on the host.
 
         Raises:
             NotImplementedError: the tensor is nowhere, and the device is not.
@@ -113,13 +217,20 @@ class Pretended(OnCpu):
             if same and before != device:
                 # What forward copies is counted.
                 made = made.clone() if self._places.strict else self._tape.moved(made)
-        return self._put(made, device)
+        self._put(made, device)
+        if before != device:
+            self._note_copy(tensor, made, non_blocking)
+            if non_blocking and device == HOST:
+                self._places.pin(made)
+        return made
 
     def _put(self, made: torch.Tensor, device: torch.device) -> torch.Tensor:
         self._places.put(made, device)
         return made
 
 
+_PLACE_OF_DEVICE = 2
+"""Among the arguments of `torch.as_tensor`."""
 _TO_DEVICE = ("device", "dtype", "non_blocking", "copy")
 _TO: tuple[tuple[type, tuple[str, ...]], ...] = (
     (torch.Tensor, ("other", "non_blocking", "copy")),
@@ -128,16 +239,21 @@ _TO: tuple[tuple[type, tuple[str, ...]], ...] = (
 """Kinds of the first argument of `Tensor.to` -> the names of its arguments; otherwise it is a device, or none."""
 
 
-def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage()
-
-
 def _read(tape: Tape, name: str) -> Callable[..., Any]:
     def read(*_: Any, **__: Any) -> Any:
         raise tape.read(f"Tensor.{name}()")
 
     return read
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise NotRecordableError(
+            f"host code asks {name} of a tensor, which tells of the memory of this machine and not of a GPU's: decide "
+            "by shapes, strides, dtypes and x.device"
+        )
+
+    return refused
 
 
 def _placed(value: Any) -> Any:

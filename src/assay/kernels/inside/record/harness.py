@@ -25,9 +25,10 @@ import torch
 from assay.kernels.arrays import layout_of
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.pretend_cuda import DEVICE
-from assay.kernels.inside.record import launches, light, streams
+from assay.kernels.inside.record import launches, light, reads, streams
 from assay.kernels.inside.record.comparing import compare
 from assay.kernels.inside.record.devices import META, Pretended
+from assay.kernels.inside.record.host import custom, gpu
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.own_text import OwnTexts
 from assay.kernels.inside.record.places import HOST
@@ -92,6 +93,8 @@ def preload() -> None:
     light.install()
     launches.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
+    gpu.install()
+    custom.install()
     header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}]}
     header |= {"precision": "float32", "program_bytes": PROGRAM_BYTES, "text_checks": True}
     for _ in range(WARM_UPS):
@@ -113,7 +116,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
         program = record(source, header, tape)
     except MemoryError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a candidate raises is data
+    except BaseException as error:  # noqa: BLE001 - whatever a candidate raises is data
         return told | {"fault": _fault(error, tape)}
     text = json.dumps(program, separators=(",", ":"), allow_nan=False).encode()
     room = header["program_bytes"]
@@ -141,17 +144,23 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         NotRecordableError: it does what a program has no form for.
         Exception: whatever it raises itself.
     """
+    reads.begin()
     capture = launches.Capture(tape)
     launches.begin(capture)
     # Twice on tensors of their own, and twice more on the same ones, which may hold other values by then. Before each
     # but the last, parameters change as an optimizer changes them.
     init_arguments, first, again = map(_arguments, (header["init_inputs"], header["inputs"], header["inputs"]))
-    with Operators(tape), Pretended(tape):
+    operators, pretended = Operators(tape), Pretended(tape)
+    operators.pretended, pretended.operators = pretended, operators
+    with operators, pretended:
         with tape.phase("importing the module") as module:
             made = submission.load(source)
         init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
         with tape.phase("constructing ModelNew") as init:
+            tape.seed = torch.default_generator.initial_seed()
             model = made.ModelNew(*init_arguments)
+            tape.seed = None
+            _check_dtype()
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])
         params = list(model.named_parameters())
@@ -173,6 +182,10 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         for best in range(1, capture.asked):
             capture.best = best
             others.append(_call(model, again, named_parameters, tape, header))
+    tape.check_constants()
+    sizes = tape.sizes()
+    if (refused := reads.refused()) is not None:  # caught by host code, which then went on as it would not on a GPU
+        raise refused
     inputs, forward, outputs = calls[0]
     names = [entry["name"] for entry in capture.kernels.entries]
     compared = compare(calls, repeated, before, dict(tape.constants), names)
@@ -181,7 +194,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     if tape.replaced and not compared.differs:
         raise WrongOutputError(tape.replaced)
     return {
-        **{"version": 1, "storages": tape.sizes(), "constants": tape.constants},
+        **{"version": 1, "storages": sizes, "constants": tape.constants},
         **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "buffers": held},
         # A step is empty where a move was none, since nothing uses what it left behind.
         **{"module": [step for step in module if step], "init": [step for step in init if step]},
@@ -202,6 +215,15 @@ def _moved(model: Any, precision: str) -> Any:
             "weights. Derive it from torch.nn.Module"
         )
     return model.to(DEVICE) if precision == "float32" else model.to(DEVICE, getattr(torch, precision))
+
+
+def _check_dtype() -> None:
+    """Raises NotRecordableError where host code changes what PyTorch makes without a dtype, for its caller too."""
+    if torch.get_default_dtype() is not torch.float32:
+        raise NotRecordableError(
+            f"host code sets the default dtype to {torch.get_default_dtype()}, for the reference and its caller too: "
+            "give dtype= where a tensor is made"
+        )
 
 
 def _count_change(parameters: Sequence[torch.Tensor]) -> None:
@@ -232,6 +254,7 @@ def _call(
         value = model(*arguments)
         returned = _tensors(value, returned=True)
         outputs = [tape.window(tensor) for tensor in returned]
+        _check_dtype()
     tape.follows_streams = tape.places.strict = False
     for (what, tensor), place, kind in zip((*given, *held), places, kinds, strict=True):
         if not tape.replaced and type(tensor) is not kind:
@@ -296,13 +319,16 @@ def _tensors(value: Any, returned: bool = False) -> list[torch.Tensor]:
 
 def _fault(error: BaseException, tape: Tape) -> Json:
     """Why there is no program. A read that a candidate caught is likelier the cause than what it raised instead."""
+    if tape.replaced and not isinstance(error, HostReadError):  # which later calls stumble over
+        return submission.fault(tape.doing, WrongOutputError(tape.replaced), "wrong_output")
     if isinstance(error, NotRecordableError):
         # What an earlier call did to its caller's tensors is wrong, whatever becomes of launches on them.
         if tape.replaced:
             return submission.fault(tape.doing, WrongOutputError(tape.replaced), "wrong_output")
         return submission.fault(tape.doing, error, "unsupported")
-    if isinstance(error, HostReadError) or any(sign in str(error) for sign in _NO_VALUES):
+    if isinstance(error, HostReadError) or any(sign in submission.words(error) for sign in _NO_VALUES):
         return submission.fault(tape.doing, error, "host_read")
-    if tape.reads is not None:
-        return submission.fault(tape.doing, tape.reads, "host_read")
+    if (refused := tape.reads or reads.refused()) is not None:
+        kind = "host_read" if isinstance(refused, HostReadError) else "unsupported"
+        return submission.fault(tape.doing, refused, kind)
     return submission.fault(tape.doing, error, "wrong_output" if isinstance(error, WrongOutputError) else "error")

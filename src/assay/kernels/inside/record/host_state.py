@@ -16,13 +16,14 @@ from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleTyp
 from typing import Any
 
 import numpy as np
+import torch
 import triton.compiler.code_generator  # noqa: F401 - Triton imports it when it first compiles
 
 from assay.kernels.inside.record.reads import NotRecordableError
 
 _ELSEWHERE = ("triton.experimental", "triton.backends.amd", "triton.language.extra.hip", "triton.testing")
 """Modules of Triton by which no kernel is compiled for a GPU of NVIDIA, or that only measure."""
-_NEAR = ("triton.knobs", "triton.runtime.jit", "triton.runtime.autotuner")
+_NEAR = ("triton.knobs", "triton.runtime.jit", "triton.runtime.autotuner", "torch.")
 """Where what a launch goes through once a kernel is compiled has its names."""
 _CACHES = frozenset(
     {"triton.runtime.jit._triton_jit_function_registry", "triton.runtime._allocation._profile_allocator"}
@@ -104,6 +105,8 @@ class HostState:
         self._modules = {name: module for name, module in list(sys.modules.items()) if _is_triton(name)}
         for name, module in self._modules.items():
             self._take(name, module)
+        for kind in (torch.Tensor, torch.nn.Parameter):  # of which Triton's launcher asks addresses and dtypes
+            self._hold(f"torch.{kind.__name__}", _under(vars(kind)), False)
         used = {id(v): v for m in self._modules.values() for v in vars(m).values() if isinstance(v, ModuleType)}
         for module in used.values():
             if self._is_library(module):

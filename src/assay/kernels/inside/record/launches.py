@@ -6,7 +6,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Sequence
-from types import CodeType, SimpleNamespace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside.record import made
 from assay.kernels.inside.record.argument_types import as_c_reads, backend, taken
+from assay.kernels.inside.record.host.addresses import Address
 from assay.kernels.inside.record.host_state import HostState
 from assay.kernels.inside.record.kernels import Kernels
-from assay.kernels.inside.record.reads import Address, HostReadError, NotRecordableError
+from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
 from assay.kernels.program.limits import option_fault
@@ -82,6 +83,11 @@ class Capture:
                 tensor = getattr(found, "base", found)
                 if not isinstance(tensor, torch.Tensor) or not self.tape.places.strict:
                     continue
+                if self.tape.places.is_pinned(tensor):
+                    raise NotRecordableError(
+                        f"{name} of {kernel} is pinned memory of the host, to which kernels of a program do not come: "
+                        "copy it to the GPU, or make it there"
+                    )
                 if self.tape.places.is_away(tensor):
                     raise ValueError(
                         f"Pointer argument (at {number}, {name} of {kernel}) cannot be accessed from Triton (cpu "
@@ -152,11 +158,16 @@ class Capture:
 class _Compiled:
     """Stands for a compiled kernel where host code asks how it came out."""
 
-    n_regs, n_spills, n_max_threads = 32, 0, 1024
-    metadata = SimpleNamespace(shared=0, num_warps=4, num_ctas=1, num_stages=3)
-
     def __getitem__(self, _: object) -> Any:
         raise NotRecordableError("a launch of a kernel compiled by warmup(): launch the function itself")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotRecordableError(
+            f"host code asks for the {name} of a compiled kernel, which is known where it is compiled for a GPU: "
+            "choose launches by shapes, and by what torch.cuda.get_device_properties says"
+        )
 
     def _init_handles(self) -> None:
         """Nothing to load."""
@@ -165,6 +176,10 @@ class _Compiled:
 _capture: Capture | None = None
 _state: HostState | None = None
 """What launches depend on, as it is before a submission is imported."""
+
+
+_tuning = False
+"""Whether a tuner measures, whose choice is not the host's to see."""
 
 
 def begin(capture: Capture) -> None:
@@ -181,8 +196,8 @@ def recorded() -> Sequence[JITFunction[Any]]:
 
 def install() -> None:
     """Put the capture into Triton, once per process."""
-    driver.set_active(StubDriver())
-    triton.testing.do_bench = triton.testing.do_bench_cudagraph = measure_nothing
+    driver.set_active(StubDriver(_measure))
+    triton.testing.do_bench = triton.testing.do_bench_cudagraph = _measure
     JITFunction.run = _run
     Autotuner.run = _tune
     Autotuner.best_config = property(_best_config, _set_best_config)
@@ -210,18 +225,33 @@ def _check_measure(tuner: Any) -> None:
         NotRecordableError: it is the submission's, which may do anything between two launches.
         Exception: what Triton's raises of its options.
     """
-    measure: Any = vars(tuner).get("do_bench", tuner._do_bench) or measure_nothing
+    measure: Any = vars(tuner).get("do_bench", tuner._do_bench) or _measure
     options = measure.keywords if type(measure) is functools.partial and not measure.args else {}
-    of_triton = (measure.func if options else measure) is measure_nothing and options.keys() <= {"warmup", "rep"}
+    of_triton = (measure.func if options else measure) is _measure and options.keys() <= {"warmup", "rep"}
     if not of_triton and getattr(measure, "__code__", None) not in _MEASURES:
         raise NotRecordableError(
             f"the autotuner of {tuner.base_fn.__name__} measures by a do_bench of its own, and a program has no form "
             "for what that does. Leave it out, or give do_bench=functools.partial(triton.testing.do_bench, warmup=25, "
             "rep=100), or warmup=, rep= or use_cuda_graph="
         )
-    measure(lambda: None, quantiles=(0.5, 0.2, 0.8))
+    global _tuning
+    _tuning = True
+    try:
+        measure(lambda: None, quantiles=(0.5, 0.2, 0.8))
+    finally:
+        _tuning = False
     if tuner.cache_results:  # Triton writes what it found into a file
         json.dumps([vars(configuration) for configuration in tuner.configs if not configuration.pre_hook])
+
+
+def _measure(*args: Any, **options: Any) -> Any:
+    """Triton's benchmark, which measures nothing here: host code of a submission learns no times from it."""
+    if not _tuning:
+        raise NotRecordableError(
+            "host code measures times by triton.testing.do_bench, which are others on each GPU: let @triton.autotune "
+            "choose between configurations, or choose by shapes"
+        )
+    return measure_nothing(*args, **options)
 
 
 def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -229,13 +259,13 @@ def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if warmup:
         return _Compiled()
     _capture.launch(self, args, grid, kwargs)
-    return None
+    return _Compiled()
 
 
 def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
     assert _capture is not None, "a recording has begun"
     _capture.tune(self, args, kwargs)
-    return None
+    return _Compiled()
 
 
 def _best_config(self: Any) -> Any:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assay.kernels.inside.pretend_cuda import DEVICE
+from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.devices import META
+from assay.kernels.inside.record.host import custom
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
+from assay.kernels.operators import kind_of, normal_name
+from assay.kernels.program.operations import RANDOM
 
 _READ = frozenset(
     {
@@ -33,8 +40,16 @@ _MADE_EMPTY = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "_efficientzerotensor"}
 )
 """What only allocates: a storage is all that there is to note."""
+_OTHER_MEMORY = frozenset({"set", "resize", "resize_as", "_resize_output", "record_stream"})
+_OTHER_MEMORY_SAID = (
+    "{0} gives a tensor other memory, or memory of another size, and a program has tensors that stay where they are: "
+    "make one of the shape that is needed (torch.empty), and views by view, narrow or as_strided"
+)
 _DROPPED = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format", "generator"})
 """Arguments that say where a result is or how it lies, which its window says."""
+
+
+_function_modes: Any = _get_current_function_mode_stack
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -45,6 +60,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tape: Tape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tape = tape
+        self.pretended: TorchFunctionMode | None = None
+        """The mode that pretends a GPU, once there is one."""
         self._twins: dict[int, torch.Tensor] = {}
 
     @classmethod
@@ -63,31 +80,59 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         library, _, base = schema.name.partition("::")
         if base in _READ and library == "aten":
             raise self._tape.read(f"torch's {base}")
+        custom.check(func.name())
+        places = self._tape.places
+        tensors = custom.tensors_of((*args, *named.values()))
+        if (body := custom.body_of(func.name(), bool(tensors) and all(map(places.is_on_host, tensors)))) is not None:
+            return self._run(body, args, named)
         if library != "aten" and schema.name in OPDEFS:
-            with self:
-                return _body_of(schema.name)(*args, **named)
+            return self._run(_body_of(schema.name), args, named)
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             with self:
                 return func.decompose(*args, **named)
         with torch._C.DisableTorchFunction():
             return self._note(func, schema, library, base, args, named)
 
+    def _run(self, body: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run the body of an operator of a submission's as it is run on a GPU: PyTorch has taken off the mode that
+        pretends one, where it was PyTorch that was called."""
+        own = self.pretended
+        with self, contextlib.nullcontext() if own is None or own in _function_modes() else own:
+            return body(*args, **named)
+
     def _note(self, func: Any, schema: Any, library: str, base: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
         if named.get("generator") is not None:
             raise NotRecordableError(f"{base} with a generator of its own: only the default one has the graded seed")
         args = [self._taken(argument) for argument in args]
         named = {name: self._taken(value) for name, value in named.items()}
+        if normal_name(base) in _OTHER_MEMORY:
+            raise NotRecordableError(_OTHER_MEMORY_SAID.format(base))
+        if self._tape.places.casting and kind_of(normal_name(base)) != "free":
+            raise NotRecordableError(
+                f"{base} under torch.autocast, which casts what tensors on a GPU hold: leave it out, and cast by to()"
+            )
         asked, makes = named.get("device"), any(argument.name == "device" for argument in schema.arguments)
         if makes:
             named["device"] = META
             named.pop("pin_memory", None)
-        result = func(*args, **named)
+        try:
+            result = func(*args, **named)
+        except NotImplementedError as error:
+            # Host code may catch it, and a GPU raises nothing.
+            raise NotRecordableError(
+                f"{base} cannot be recorded, since PyTorch does not say what shapes come of it ({error!s:.200}). "
+                "Do it in a kernel"
+            ) from error
         views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         if views:
+            _check_views(base, result)
             return result
         outs = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
         given = [part for part in _flat([*args, *named.values()]) if isinstance(part, torch.Tensor)]
-        self._tape.places.note(base, asked, makes, given, outs)
+        self._tape.places.note(normal_name(base), asked, makes, given, outs)
+        self._follow(func, given, outs)
+        if normal_name(base) in RANDOM:
+            self._check_draw(base, outs)
         if base in _MADE_EMPTY:
             return result
         if outs:
@@ -95,6 +140,41 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kept = {key: value for key, value in named.items() if key not in _DROPPED}
             self._tape.add_operation(name, _without_places(schema, args), kept, outs)
         return result
+
+    def _check_draw(self, base: str, outs: list[torch.Tensor]) -> None:
+        """Raises NotRecordableError where a constructor draws other numbers on a GPU than the reference does."""
+        if self._tape.seed is None:
+            return
+        if torch.default_generator.initial_seed() != self._tape.seed:
+            raise NotRecordableError(
+                f"{base} draws after the constructor has set a seed of its own, so that weights are not those of the "
+                "reference: leave torch.manual_seed out"
+            )
+        if any(self._tape.places.is_put(out, DEVICE) for out in outs):
+            raise NotRecordableError(
+                f"{base} draws on the GPU, whose generator gives other numbers than that of the host, by which the "
+                "reference draws its weights: draw without a device, model.to('cuda') moves what is drawn"
+            )
+
+    def _follow(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
+        """Take note of memory that is made, and of what the host itself does."""
+        places = self._tape.places
+        known = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
+        made = [out.untyped_storage() for out in outs if out.layout is torch.strided]
+        for storage in made:
+            if places.is_shared(storage):
+                raise NotRecordableError(
+                    f"{func!s:.80} writes into a tensor that shares its memory with a NumPy array or another object "
+                    "of the host's, where host code could read it: make it with torch.tensor()"
+                )
+        if not self._tape.follows_streams:
+            return
+        for storage in made:
+            if storage._cdata not in known:
+                streams.order.made(storage)
+        if given and all(map(places.is_on_host, (*given, *outs))):
+            for tensor in (*given, *outs):
+                streams.order.on_host(tensor.untyped_storage()._cdata)
 
     def _taken(self, value: Any) -> Any:
         """A tensor from literal values as one without memory, views of one storage staying views of one."""
@@ -114,8 +194,25 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self._twins[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
             self._tape.same(known, number)
             self._tape.places.put(known, self._tape.places.device_of(value))
+            if not self._tape.places.copying and not storage.resizable():
+                self._tape.places.share(known)
+        self._tape.check_constant(storage)
         twin = torch.empty(0, dtype=value.dtype, device=META)
         return twin.set_(known.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+
+def _check_views(base: str, made: Any) -> None:
+    """Raises RuntimeError for a view that is larger than its storage, as PyTorch does where there is memory."""
+    for view in _flat(made):
+        if not isinstance(view, torch.Tensor) or view.layout is not torch.strided or not view.numel():
+            continue
+        last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+        end, there = (view.storage_offset() + last + 1) * view.element_size(), view.untyped_storage().nbytes()
+        if end > there:
+            raise RuntimeError(
+                f"{base}: sizes {list(view.shape)}, strides {list(view.stride())} and offset {view.storage_offset()} "
+                f"require a storage of {end} bytes, which is out of bounds for storage of size {there}"
+            )
 
 
 def _without_places(schema: Any, args: Sequence[Any]) -> list[Any]:

@@ -6,18 +6,27 @@ recording are without memory or hold literal values, so that this is only noted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from assay.kernels.inside.pretend_cuda import DEVICE
+from assay.kernels.operators import kind_of
 
 HOST = torch.device("cpu")
 NOWHERE = torch.device("meta")
 """Where host code asks for shapes alone: what is made there has no memory on any machine."""
-_ACROSS = frozenset({"copy", "_to_copy", "index", "index_put", "_index_put_impl", "_unsafe_index_put", "set"})
+_ACROSS = frozenset({"copy", "_to_copy"})
 """Operators that take tensors of two devices."""
+_INDEXED = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"})
+"""Those that work where their first tensor is, and take indices of the host too."""
+_WITH_NUMBERS = frozenset({"fill", "masked_fill", "index_fill"})
+"""Operators that compute nothing and take a number of the host among tensors of the GPU."""
+_MIXED = (
+    "{0}: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu. A tensor is "
+    "made on the host unless it is given a device (device=x.device)"
+)
 _LEFT = (
     "it is memory that the constructor made, of which model.to('cuda') moves parameters and buffers alone, each to "
     "memory of its own. Use the parameter or the buffer itself in forward, and make views of it there"
@@ -44,6 +53,14 @@ class Places:
         """Each that was put anywhere. Others are on the host if they hold literal values, on the GPU if they do not."""
         self._why: dict[int, tuple[torch.UntypedStorage, str]] = {}
         """What is to be said of one that is on the host."""
+        self._pinned: dict[int, torch.UntypedStorage] = {}
+        self.pretending = 0
+        """How many calls are under way in which the device without memory stands for the GPU."""
+        self._shared: dict[int, torch.UntypedStorage] = {}
+        self.copying = False
+        """Whether a tensor is being made of a copy of Python's numbers."""
+        self.casting = False
+        """Whether PyTorch would cast operands that are on the GPU (`torch.autocast`)."""
         self.strict = False
         """Whether devices must not be mixed: in calls of forward. A constructor may run on either."""
 
@@ -59,12 +76,43 @@ class Places:
         """Whether a tensor is not on the GPU."""
         return self.device_of(tensor) != DEVICE
 
+    def is_put(self, tensor: torch.Tensor, device: torch.device) -> bool:
+        """Whether a tensor was made or put on a device, and not only taken to be there."""
+        with torch._C.DisableTorchFunction():
+            known = self._known.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+            return known is not None and known[1] == device
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the host."""
+        return self.device_of(tensor) == HOST
+
     def put(self, tensor: torch.Tensor, device: torch.device) -> None:
         """Note where the storage of a tensor is. It is held, so that its place is not another's."""
         with torch._C.DisableTorchFunction():
             if tensor.layout is torch.strided:  # what has no storage is in no program
                 storage = tensor.untyped_storage()
                 self._known[storage._cdata] = (storage, device)
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Note that a storage is pinned memory of the host."""
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            self._pinned[storage._cdata] = storage
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in pinned memory of the host."""
+        with torch._C.DisableTorchFunction():
+            return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._pinned
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Note that a storage shows memory that host code sees without PyTorch."""
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            self._shared[storage._cdata] = storage
+
+    def is_shared(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage shows such memory."""
+        return storage._cdata in self._shared
 
     def leave(self, tensor: torch.Tensor) -> None:
         """Note that a storage stays behind where a tensor in it is copied to another device."""
@@ -93,7 +141,7 @@ class Places:
         """Note where an operator's results are.
 
         Args:
-            base: The operator's name.
+            base: The operator's name, without the underscore of one that works in place.
             asked: The device that it was asked for.
             makes: Whether it can be asked for one.
             given: The tensors that it was given.
@@ -103,27 +151,53 @@ class Places:
             RuntimeError: it was given tensors of two devices, as PyTorch raises it.
         """
         if makes and asked is not None:
-            device = HOST if asked.type == "cpu" else DEVICE
+            gpu = asked.type == "cuda" or (asked.type == "meta" and self.pretending)
+            device = HOST if asked.type == "cpu" else DEVICE if gpu else NOWHERE
         elif makes:
             device = self.device_of(given[0]) if given else HOST
         else:
             device = self._joined(base, given)
         before = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
         for out in outs:
-            if out.layout is torch.strided and out.untyped_storage()._cdata not in before:
+            if out.layout is not torch.strided:
+                continue
+            if out.untyped_storage()._cdata not in before:
                 self.put(out, device)
+            elif self.strict and not makes and base not in _ACROSS and self.device_of(out) != device:
+                raise RuntimeError(_MIXED.format(base))
 
     def _joined(self, base: str, given: Sequence[torch.Tensor]) -> torch.device:
-        there = {self.device_of(tensor) for tensor in given if tensor.dim()}
+        """Where an operator works: a number of the host may stand among tensors of the GPU where elements are computed
+        one by one.
+
+        Raises:
+            RuntimeError: it was given tensors of two devices, as PyTorch raises it.
+        """
+        alone = self.strict and kind_of(base) != "pointwise" and base not in _WITH_NUMBERS
+        places = [(self.device_of(tensor), tensor.dim()) for tensor in given]
+        there = {place for place, dim in places if dim or alone or (self.strict and place == DEVICE)}
+        if not self.strict and base not in _ACROSS and len({p for p in self._put(given) if p != NOWHERE}) > 1:
+            raise RuntimeError(_MIXED.format(base))
         if NOWHERE in there and len(there) > 1:
             raise NotImplementedError(f"{base}: {NO_DATA}")
-        if len(there) > 1 and self.strict and base.rstrip("_") not in _ACROSS:
-            raise RuntimeError(
-                f"{base}: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-                "cpu. A tensor is made on the host unless it is given a device (device=x.device)"
-            )
+        if self.strict and base in _INDEXED:
+            (own, _), (last, dim) = places[0], places[-1]
+            if (own == HOST and DEVICE in there) or (dim and last != own and base != "index"):
+                raise RuntimeError(_MIXED.format(base))
+            return own
+        if len(there) > 1 and self.strict and base not in _ACROSS:
+            raise RuntimeError(_MIXED.format(base))
         there = there or {self.device_of(tensor) for tensor in given}
         return next((device for device in (DEVICE, NOWHERE) if device in there), HOST)
+
+    def _put(self, given: Sequence[torch.Tensor]) -> Iterator[torch.device]:
+        """Where those tensors are, numbers aside, that host code has put anywhere: a constructor may run on either
+        device, and its arguments may be on either."""
+        for tensor in given:
+            if tensor.dim() and tensor.layout is torch.strided:
+                known = self._known.get(tensor.untyped_storage()._cdata)
+                if known is not None:
+                    yield known[1]
 
 
 def device_named(device: Any) -> torch.device | None:

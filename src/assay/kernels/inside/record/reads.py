@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from assay.kernels.inside import submission
+
+_noted: list[Exception] = []
+"""Refusals of the recording under way, in their order: host code may catch what is raised, and a GPU raises nothing."""
 
 RAISED = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
@@ -21,30 +24,27 @@ class HostReadError(Exception):
             f"{call} reads a value of a tensor on the host. Kernels are graded by what they launch for given shapes, "
             "so host code that depends on values cannot be graded. Compute it in a kernel, or from shapes."
         )
+        _note(self)
 
 
 class NotRecordableError(Exception):
     """Host code did something that a program has no form for."""
 
-
-class Address(int):
-    """What `data_ptr()` gives: good for comparing with another one and for asking after alignment, and nothing else."""
-
-    _ALIGNED = frozenset({1, 2, 4, 8, 16, 32, 64, 128})
-
-    def __mod__(self, other: int) -> int:
-        return int(self) % other if type(other) is int and other in self._ALIGNED else _refuse()
-
-    def __and__(self, other: int) -> int:
-        return int(self) & other if type(other) is int and other + 1 in self._ALIGNED else _refuse()
-
-    def _arithmetic(self, *_: object) -> NoReturn:
-        _refuse()
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __truediv__ = _arithmetic
-    __lshift__ = __rshift__ = __or__ = __ror__ = __xor__ = __rxor__ = __rand__ = __rmod__ = __index__ = _arithmetic
-    __pow__ = __divmod__ = __neg__ = __invert__ = _arithmetic
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        _note(self)
 
 
-def _refuse() -> NoReturn:
-    raise HostReadError("arithmetic on data_ptr()")
+def _note(error: Exception) -> None:
+    vars(error)[submission.LINE] = submission.line()
+    _noted.append(error)
+
+
+def begin() -> None:
+    """A recording begins, in which nothing was refused yet."""
+    _noted.clear()
+
+
+def refused() -> Exception | None:
+    """The first refusal of this recording, raised or caught; None where there was none."""
+    return _noted[0] if _noted else None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator
+import weakref
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from assay.kernels.inside.record.host.addresses import is_gone
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.program.form import DTYPES
 from assay.types import Json
@@ -21,15 +23,37 @@ _Clock = dict[int, int]
 """Number of a stream -> how many of its steps are over."""
 
 
+_CHANCE = (
+    "host code asks {0} of a GPU's work, which is chance there, and one program is recorded: leave it out, or wait "
+    "with synchronize()"
+)
+_REUSED = (
+    "{0} memory that may be that of a tensor that is gone, while another stream still uses it: a GPU gives it away "
+    "again at once. Keep the tensor until that stream was waited for, or call tensor.record_stream(stream)"
+)
+_UNDERWAY = (
+    "the host reads or writes memory that a copy with non_blocking=True has yet to come to or to leave: wait with "
+    "torch.cuda.synchronize(), or leave non_blocking out"
+)
+
+
+_EARLY = (
+    "{0} on a stream that has not waited for its caller's, on which inputs, weights or the memory that is used may "
+    "still be written: call stream.wait_stream(torch.cuda.current_stream()) first"
+)
+_known: weakref.WeakSet[Stream | Event] = weakref.WeakSet()
+"""All streams and events that there are."""
+
+
 class Stream:
     """A stream that knows for which steps of others it waited."""
 
-    cuda_stream = 0
-    stream_id = 0
     device = torch.device("cuda", 0)
-    device_index = 0
+    device_index = priority = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        gpu_named(device)
+        _known.add(self)
         self.clock: _Clock = {}
         self._before: list[Stream] = []
 
@@ -41,9 +65,18 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         order.current = self._before.pop()
 
+    @property
+    def cuda_stream(self) -> int:
+        """Its handle, which is known of the default stream alone."""
+        if self is not order.default:
+            raise NotRecordableError("the handle of a stream of one's own is another one in each run")
+        return 0
+
+    stream_id = cuda_stream
+
     def query(self) -> bool:
-        """Whether its work is done, as far as a host is to know."""
-        return True
+        """Whether its work is done: by chance, on a GPU."""
+        raise NotRecordableError(_CHANCE.format("query()"))
 
     def synchronize(self) -> None:
         """The host waits for it."""
@@ -70,6 +103,7 @@ class Event:
     """A point of a stream."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
+        _known.add(self)
         self.clock: _Clock = {}
 
     def record(self, stream: Any = None) -> None:
@@ -81,16 +115,16 @@ class Event:
         _merge((stream if isinstance(stream, Stream) else order.current).clock, self.clock)
 
     def query(self) -> bool:
-        """Whether it has happened, as far as a host is to know."""
-        return True
+        """Whether it has happened: by chance, on a GPU."""
+        raise NotRecordableError(_CHANCE.format("query()"))
 
     def synchronize(self) -> None:
         """The host waits for it."""
         order.host_waits(self.clock)
 
     def elapsed_time(self, other: Any) -> float:
-        """A constant: nothing is timed here."""
-        return 1.0
+        """Nothing is timed here."""
+        raise NotRecordableError(_CHANCE.format("elapsed_time()"))
 
 
 class _Order:
@@ -102,13 +136,31 @@ class _Order:
 
     def begin(self, unchanged: Collection[int]) -> None:
         """A call begins; all that was before is over. `unchanged`: storages that a call only reads."""
+        for found in _known:  # what was waited for in an earlier call says nothing of this one
+            found.clock = {}
         self.current, self._unchanged = self.default, frozenset(unchanged)
         self._host: _Clock = {}
-        self._counts: _Clock = {}
+        self._counts: _Clock = {id(self.default): 1}  # the caller's own work before
         self._streams: dict[int, Stream] = {}
         """Held, so that none comes back as another one."""
         self._steps: list[tuple[int, int, Json]] = []
         self._fault: NotRecordableError | None = None
+        self._made: dict[int, tuple[torch.UntypedStorage, Stream]] = {}
+        """Memory that this call made, and on which stream."""
+        self._uses: dict[int, _Clock] = {}
+        """Of each such, the last step of each stream that came to it."""
+        self._alive: set[int] = set()
+        """Those of which a tensor is left, as far as is known."""
+        self._foreign: set[int] = set()
+        """Those to which another stream came than that on which they were made."""
+        self._debts: _Clock = {}
+        """Up to which step of a stream memory of tensors that are gone was used."""
+        self._owed: dict[int, int] = {}
+        """The same of the stream of each, as it was when the memory was made, which may be that of such a tensor."""
+        self._safe: set[tuple[int, int]] = set()
+        """Memory and stream, where the one waits for the other before it is given away again."""
+        self._copies: dict[int, tuple[int, int]] = {}
+        """Memory of the host -> stream and number of the copy that the host did not wait for."""
 
     def clock_of(self, stream: Stream) -> _Clock:
         """What is over once all on a stream is."""
@@ -123,8 +175,49 @@ class _Order:
         """`torch.cuda.synchronize`."""
         self.host_waits(self._counts)
 
-    def add(self, step: Json) -> None:
+    def made(self, storage: torch.UntypedStorage) -> None:
+        """Memory is made on the current stream. Raises what `add` does where it may be that of one that is gone."""
+        self._check_gone("this call makes")
+        for place in [place for place in self._alive if is_gone(self._made[place][0])]:
+            self._alive.discard(place)
+            owner = id(self._made[place][1])
+            self._debts[owner] = max(self._debts.get(owner, 0), self._uses.get(place, {}).get(owner, 0))
+        self._owed[storage._cdata] = self._debts.get(id(self.current), 0)
+        self._made[storage._cdata] = storage, self.current
+        self._alive.add(storage._cdata)
+
+    def _check_gone(self, what: str) -> None:
+        known = {**self.current.clock}
+        _merge(known, self._host)
+        for place in self._foreign:
+            storage, owner = self._made[place]
+            uses = self._uses.get(place, {}).items() if owner is self.current else ()
+            late = (me for me, count in uses if me != id(owner) and count > known.get(me, 0))
+            if any((place, me) not in self._safe for me in late) and is_gone(storage):
+                self._fault = self._fault or NotRecordableError(_REUSED.format(what))
+                raise self._fault
+
+    def recorded(self, place: int, stream: Any) -> None:
+        """`Tensor.record_stream`."""
+        self._safe.add((place, id(stream)))
+
+    def copies(self, place: int) -> None:
+        """The last step copies to or from memory of the host, which does not wait for it."""
+        self._copies[place] = id(self.current), self._counts.get(id(self.current), 0)
+
+    def on_host(self, place: int) -> None:
+        """The host itself comes to memory. Raises what `add` does, where a copy may still do so too."""
+        stream, count = self._copies.get(place, (0, 0))
+        if count > self._host.get(stream, 0):
+            self._fault = self._fault or NotRecordableError(_UNDERWAY)
+            raise self._fault
+
+    def add(self, step: Json, held: Sequence[torch.UntypedStorage] = ()) -> None:
         """Take the next step into the account.
+
+        Args:
+            step: As it is recorded.
+            held: The storages that its windows number.
 
         Raises:
             NotRecordableError: a step on another stream touches the same bytes in no order with it.
@@ -132,16 +225,33 @@ class _Order:
         stream, me = self.current, id(self.current)
         self._streams[me] = stream
         _merge(stream.clock, self._host)
+        if stream is not self.default and not stream.clock.get(id(self.default)):
+            self._fault = self._fault or NotRecordableError(_EARLY.format(f"line {step['line']} works"))
+            raise self._fault
         if len(self._streams) > 1:
             self._look(me, stream.clock, step)
         self._counts[me] = self._counts.get(me, 0) + 1
         self._steps.append((me, self._counts[me], step))
+        for (storage, *_), _ in _windows(step) if held else ():
+            self._use(held[storage]._cdata, me, stream.clock)
+
+    def _use(self, place: int, me: int, clock: _Clock) -> None:
+        """A step of a stream comes to memory."""
+        self._uses.setdefault(place, {})[me] = self._counts[me]
+        owner = id(self._made[place][1]) if place in self._made else me
+        if owner != me:
+            self._foreign.add(place)
+        if owner != me and self._owed[place] > clock.get(owner, 0):
+            self._fault = self._fault or NotRecordableError(_REUSED.format("a stream comes to"))
+            raise self._fault
 
     def end(self, outputs: list[Json]) -> None:
         """A call is over, and its caller reads its outputs. Raises what `add` does, also what a candidate caught."""
         if self._fault is not None:
             raise self._fault
-        self.current = self.default
+        if self.current is not self.default:
+            raise NotRecordableError("forward leaves another stream current than its caller's: use torch.cuda.stream()")
+        self._check_gone("after forward its caller makes")
         self.add({"args": [{"window": window} for window in outputs], "outs": [], "line": 0})
 
     def _look(self, me: int, clock: _Clock, step: Json) -> None:
@@ -167,26 +277,50 @@ class _Order:
         return bool(start < last and first < end)
 
 
+def gpu_named(device: Any) -> int:
+    """The number of the GPU that host code names in torch.cuda; of the current one, where it names none.
+
+    Raises:
+        ValueError, RuntimeError: there is no such GPU, as PyTorch raises it.
+    """
+    if device is None or (type(device) is int and device < 0):
+        return 0
+    found = torch.device("cuda", device) if type(device) is int else torch.device(device)
+    if found.type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+    if found.index:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {device} is named, and there is one GPU, cuda:0")
+    return 0
+
+
 def _merge(clock: _Clock, other: _Clock) -> None:
     for stream, count in other.items():
         clock[stream] = max(count, clock.get(stream, 0))
 
 
-def _windows(step: Json, writes: bool = True) -> Iterator[tuple[Json, bool]]:
+def _windows(step: Json) -> Iterator[tuple[Json, bool]]:
     """The windows of a step, and whether it may write there: an operator writes its results alone."""
-    if isinstance(step, list | tuple):
-        for part in step:
-            yield from _windows(part, writes)
-    elif isinstance(step, dict):
-        if "window" in step:
-            yield step["window"], writes
-        elif "descriptor" in step:
-            yield step["descriptor"][0], writes
-        elif "outs" in step:
-            yield from ((window, True) for window in step["outs"])
-            yield from _windows([step["args"], step.get("kwargs", {})], False)
-        else:
-            yield from _windows(list(step.values()), writes)
+    for variant in step.get("variants", ()):
+        for value in variant["args"].values():  # whose names are the kernel's own
+            yield from ((window, True) for window in _windows_in(value))
+        for operation in variant.get("before", ()):
+            yield from _windows(operation)
+    yield from ((window, True) for window in step.get("outs", ()))
+    for value in (*step.get("args", ()), *step.get("kwargs", {}).values()):
+        yield from ((window, False) for window in _windows_in(value))
+    for operations in step.get("tuning", ()):
+        for operation in operations:
+            yield from _windows(operation)
+
+
+def _windows_in(value: Json) -> Iterator[Json]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _windows_in(part)
+    elif isinstance(value, dict) and "window" in value:
+        yield value["window"]
+    elif isinstance(value, dict) and "descriptor" in value:
+        yield value["descriptor"][0]
 
 
 def _bytes(window: Json) -> tuple[int, int]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,16 +14,20 @@ from triton.runtime import _allocation
 
 from assay.kernels.inside import submission
 from assay.kernels.inside.record import streams
+from assay.kernels.inside.record.host.addresses import Address
 from assay.kernels.inside.record.places import Places
-from assay.kernels.inside.record.reads import RAISED, Address, HostReadError, NotRecordableError
+from assay.kernels.inside.record.reads import RAISED, HostReadError, NotRecordableError
 from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
 from assay.types import Json
 
 _SCRATCH, _ALIGNMENT = 4096, 128
 """Bytes that an allocator is asked for, and what their address has to divide by."""
-_APART = 1 << 40
-"""Bytes between the pretended addresses of two storages: each is aligned, and no sum leads from one to another."""
+_RESIZED = (
+    "the memory of a tensor has {0} bytes where it is used, and {1} by now: a GPU takes and gives back memory where it "
+    "grows and shrinks (resize_(), out= of an empty tensor), and what was launched before sees the memory of then. "
+    "Make it as large as it has to be (torch.empty(shape)), and views of it"
+)
 
 
 class Tape:
@@ -36,6 +38,8 @@ class Tape:
         self.follows_streams = False
         """Whether steps on two streams must be in order: in calls of forward."""
         self.places = Places()
+        self.seed: int | None = None
+        """What the default generator starts from while the constructor runs; None at other times."""
         self.steps: list[Json] = []
         """Of the phase under way."""
         self.doing = "importing the module"
@@ -47,7 +51,10 @@ class Tape:
         """What a call did to an input or a parameter otherwise than by writing into it."""
         self._numbers: dict[int, int] = {}
         self._held: list[torch.UntypedStorage] = []
-        self._literals: list[torch.UntypedStorage] = []
+        self._bytes: list[int] = []
+        """Of each, as it was when it was first used."""
+        self._literals: dict[int, tuple[torch.UntypedStorage, bytes]] = {}
+        """Storages of literal values, and what was in them when they were taken in."""
         self._left: dict[int, tuple[int, Json]] = {}
         """What moves have left behind and nothing has used since: its number -> that of what moved, and the step that
         copies it back, empty as yet."""
@@ -72,16 +79,29 @@ class Tape:
         return error
 
     def sizes(self) -> list[int]:
-        """Bytes of each storage, as it is by now; none where a move has left it behind and nothing uses it."""
-        return [0 if number in self._left else storage.nbytes() for number, storage in enumerate(self._held)]
+        """Bytes of each storage; none where a move has left it behind and nothing uses it.
+
+        Raises:
+            NotRecordableError: one has grown or shrunk since it was first used.
+        """
+        for number, storage in enumerate(self._held):
+            self._check_size(number, storage)
+        return [0 if number in self._left else size for number, size in enumerate(self._bytes)]
+
+    def _check_size(self, number: int, storage: torch.UntypedStorage) -> None:
+        """Raises NotRecordableError where a storage is no longer as large as it was."""
+        if (now := storage.nbytes()) != self._bytes[number]:
+            raise NotRecordableError(_RESIZED.format(self._bytes[number], now))
 
     def storage(self, tensor: torch.Tensor) -> int:
         """The number of a tensor's storage; one that was made from literal values is taken in with them."""
-        held = tensor.untyped_storage()
+        with torch._C.DisableTorchFunction():
+            held = tensor.untyped_storage()
         number = self._numbers.get(held._cdata)
         if number is None:
             number = self._numbers[held._cdata] = len(self._held)
             self._held.append(held)
+            self._bytes.append(held.nbytes())
             if tensor.device.type != "meta":
                 self._add_constant(number, held)
         elif number in self._left:
@@ -89,6 +109,7 @@ class Tape:
             whole = ["uint8", [held.nbytes()], [1], 0]
             step |= {"op": "clone.default", "args": [{"window": [moved, *whole]}], "kwargs": {}}
             step |= {"outs": [[number, *whole]], "line": 0}
+        self._check_size(number, held)
         return number
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -107,6 +128,7 @@ class Tape:
         number, left = self.storage(tensor), len(self._held)
         self._numbers |= {place: left for place, known in self._numbers.items() if known == number}
         self._held.append(self._held[number])
+        self._bytes.append(self._bytes[number])
         self.same(copied, number)
         step: Json = {}
         self._left[left] = number, step
@@ -120,9 +142,24 @@ class Tape:
                 f"tensors made from literal values have more than {self.limits.literal_bytes} bytes. "
                 "Compute them in a kernel or with PyTorch's random or ranging functions."
             )
-        content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
-        self._literals.append(storage)  # kept, so that its place is not another's
+        content = _content(storage)
+        self._literals[storage._cdata] = storage, content  # kept, so that its place is not another's
         self.constants.append((number, base64.b64encode(content).decode()))
+
+    def check_constant(self, storage: torch.UntypedStorage) -> None:
+        """Raises NotRecordableError where literal values are no longer what they were, as where a NumPy array changed
+        of which a tensor shows the memory."""
+        held, content = self._literals.get(storage._cdata, (None, b""))
+        if held is not None and _content(storage) != content:
+            raise NotRecordableError(
+                "memory of the host that a tensor shows (torch.from_numpy, as_tensor of an array) changed after it was "
+                "used: make a tensor of a copy, torch.tensor(array)"
+            )
+
+    def check_constants(self) -> None:
+        """The same of all literal values."""
+        for storage, _ in self._literals.values():
+            self.check_constant(storage)
 
     def same(self, tensor: torch.Tensor, number: int) -> None:
         """Let the storage of a tensor stand for one that has a number."""
@@ -130,10 +167,12 @@ class Tape:
         self._numbers[held._cdata] = number
         self._held[number] = held
 
-    def address(self, tensor: torch.Tensor) -> int:
-        """A pretended address: aligned storages, each at a place of its own."""
+    def address(self, tensor: torch.Tensor, whole: bool = False) -> Address:
+        """Where a tensor begins, or the storage that it is in."""
         with torch._C.DisableTorchFunction():
-            return (self.storage(tensor) + 1) * _APART + int(tensor.storage_offset()) * tensor.element_size()
+            self.storage(tensor)  # which holds it, so that its place is not another's
+            offset = 0 if whole else int(tensor.storage_offset()) * tensor.element_size()
+            return Address(tensor.untyped_storage(), offset)
 
     def window(self, tensor: torch.Tensor) -> list[Json]:
         """A tensor as the window that it is.
@@ -156,7 +195,7 @@ class Tape:
         """
         if isinstance(found, torch.Tensor):
             return {"window": self.window(found)}
-        if isinstance(found, Address):
+        if type(found) is Address:
             raise self.read("an address from data_ptr() as an argument")
         if found is None or type(found) in (bool, int, str):
             return found
@@ -181,13 +220,13 @@ class Tape:
                 "args": [self.value(argument) for argument in args],
                 "kwargs": {key: self.value(value) for key, value in kwargs.items()},
                 "outs": [self.window(out) for out in outs],
-                "line": line_of_submission(),
+                "line": submission.line(),
             }
         )
 
     def add_launch(self, kernel: int, variants: list[Json], tuning: list[list[Json]] | None = None) -> None:
         """Note a launch, and what an autotuner does around those that it tries before: `program.form.Tuning`."""
-        step: Json = {"launch": kernel, "variants": variants, "line": line_of_submission()}
+        step: Json = {"launch": kernel, "variants": variants, "line": submission.line()}
         step |= {"tuning": tuning} if tuning is not None else {}
         # As Triton's launcher asks for it, of whatever made the call.
         allocator = _allocation._allocator.get()
@@ -219,15 +258,10 @@ class Tape:
         if len(self.steps) >= self.limits.steps:
             raise NotRecordableError(f"one call makes more than {self.limits.steps} operations and launches")
         if self.follows_streams:
-            streams.order.add(step)
+            streams.order.add(step, self._held)
         self.steps.append(step)
 
 
-def line_of_submission() -> int:
-    """The line of the submission that is being run; 0 where it is not on the stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == submission.FILE:
-            return frame.f_lineno
-        frame = frame.f_back
-    return 0
+def _content(storage: torch.UntypedStorage) -> bytes:
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return bytes(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes())

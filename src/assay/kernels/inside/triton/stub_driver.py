@@ -39,9 +39,12 @@ class StubDriver:
 
     utils = SimpleNamespace(get_device_properties=driver_properties)
 
-    def get_benchmarker(self) -> Callable[..., list[float]]:
+    def __init__(self, benchmarker: Callable[..., Any] = measure_nothing) -> None:
+        self._benchmarker = benchmarker
+
+    def get_benchmarker(self) -> Callable[..., Any]:
         """What an autotuner times configurations with."""
-        return measure_nothing
+        return self._benchmarker
 
     def get_current_device(self) -> int:
         """The only device."""

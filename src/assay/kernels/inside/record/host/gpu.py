@@ -1,0 +1,221 @@
+"""`torch.cuda` and what else of PyTorch and Python tells of the machine: what is pretended, and refusals of the rest.
+
+    gpu.install()      once per process, after `pretend_cuda.install`
+
+What is pretended stands in tables. Whatever else these modules have is refused as soon as it is called, since it would
+say something else on a GPU, or do what a program has no form for.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+
+from assay.kernels.inside.record import streams
+from assay.kernels.inside.record.places import HOST, device_named
+from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
+from assay.kernels.inside.record.streams import gpu_named
+
+_CLOSED = ("torch.cuda", "torch.accelerator", "torch.jit")
+"""Modules, with all under them, whose functions and classes are refused unless they are named here."""
+_OPEN = ("torch.cuda.amp", "torch.cuda.nvtx", "torch.cuda._")
+_KEPT = frozenset(
+    {
+        *("is_available", "is_initialized", "is_bf16_supported", "init", "device_count", "current_device"),
+        *("empty_cache", "default_stream", "set_stream", "Event", "Stream", "get_arch_list", "is_tf32_supported"),
+        *("reset_peak_memory_stats", "current_stream", "DeferredCudaCallError", "ipc_collect"),
+        *("ignore", "unused", "export", "is_scripting", "is_tracing", "annotate", "isinstance", "Final", "Attribute"),
+        *("ScriptModule", "ScriptFunction", "RecursiveScriptModule", "TracedModule", "TopLevelTracedModule"),
+    }
+)
+"""What is pretended elsewhere, or says and does the same everywhere. Classes of scripts are there to ask what something
+is; there are no objects of them."""
+_ADVICE = {
+    "rng_state": "no program has a generator of a GPU: draw on the host (torch.random.fork_rng(devices=[]))",
+    "graph": "a CUDA graph repeats launches that forward should make: make them in each call, without a graph",
+    "memory": "how much memory there is differs between GPUs and calls: choose by shapes",
+    "jit": "TorchScript is run where no recording sees it, and sees other devices there: write plain Python",
+    "tensor": "make tensors by torch.empty(shape, dtype=..., device=x.device)",
+    "": "a GPU would answer otherwise than the machine where host code is recorded: leave it out",
+}
+"""Part of a name -> what to do instead."""
+_COMPILED = "torch.compile writes kernels of its own, and only those of the source are graded: leave it out"
+_THREADS = (
+    "host code starts a thread, in which no recording sees what is done: launch from the thread that calls forward"
+)
+CUDA_VERSION, _BUILD = "12.8", "+cu128"
+
+
+def install() -> None:
+    """Replace what tells of the machine, for the rest of this process."""
+    pretended = _pretended()  # of functions that are closed next
+    for module in [module for name, module in list(sys.modules.items()) if _is_closed(name)]:
+        _close(module)
+    for module, names in pretended.items():
+        for place in _places_of(module):
+            for name, value in names.items():
+                if place is module or hasattr(place, name):
+                    setattr(place, name, value)
+    torch.compile = _compile
+    torch.Stream = torch.Event = _refused_class("torch.Stream", "use torch.cuda.Stream and torch.cuda.Event")  # type: ignore[misc, assignment]
+    torch.version.cuda = CUDA_VERSION
+    torch.__version__ = type(torch.__version__)(torch.__version__.partition("+")[0] + _BUILD)
+    torch.__config__.show = _refusing("torch.__config__.show", _ADVICE[""])
+    torch.Generator = _Generator  # type: ignore[misc]
+    torch.backends.cudnn.version = _refusing("torch.backends.cudnn.version", _ADVICE[""])
+    torch.backends.cuda.is_built = lambda: True
+    torch.backends.cudnn.is_available = lambda: True
+    torch.Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        kind.__reduce_ex__ = _pickled  # type: ignore[method-assign]
+    for shown in (streams.Stream, streams.Event):
+        shown.__module__ = "torch.cuda.streams"
+    refused = _refusing("threading", _THREADS)
+    for module, name in ((_thread, "start_new_thread"), (_thread, "start_new"), (_thread, "start_joinable_thread")):
+        if hasattr(module, name):
+            setattr(module, name, refused)
+    for name in ("_start_new_thread", "_start_joinable_thread"):
+        if hasattr(threading, name):
+            setattr(threading, name, refused)
+
+
+def _compile(model: Any = None, *, disable: bool = False, **_: Any) -> Any:
+    if not disable:
+        raise NotRecordableError(_COMPILED)
+    return model if model is not None else lambda function: function
+
+
+def _is_closed(name: str) -> bool:
+    return (name in _CLOSED or name.startswith(tuple(f"{root}." for root in _CLOSED))) and not name.startswith(_OPEN)
+
+
+def _places_of(module: ModuleType) -> list[ModuleType]:
+    """A module and those under it, which have its functions too."""
+    under = [found for name, found in list(sys.modules.items()) if name.startswith(f"{module.__name__}.")]
+    return [module, *(found for found in under if isinstance(found, ModuleType))]
+
+
+def _close(module: ModuleType) -> None:
+    for name, value in list(vars(module).items()):
+        home = getattr(value, "__module__", None)
+        ours = isinstance(home, str) and home.startswith(_CLOSED)
+        if name.startswith("_") or name in _KEPT or not callable(value) or not ours:
+            continue
+        if isinstance(value, type) and issubclass(value, BaseException):
+            continue
+        full = f"{module.__name__}.{name}"
+        advice = next(text for part, text in _ADVICE.items() if part in full.lower())
+        setattr(module, name, _refused_class(full, advice) if isinstance(value, type) else _refusing(full, advice))
+
+
+def _refusing(name: str, advice: str) -> Callable[..., NoReturn]:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise NotRecordableError(f"{name}: {advice}" if name not in advice else advice)
+
+    return refused
+
+
+def _refused_class(name: str, advice: str) -> type:
+    """A class of which nothing can be made, and of which nobody learns whether something is one."""
+    refuse = _refusing(name, advice)
+    kind = type("_Refused", (type,), {"__call__": refuse, "__instancecheck__": refuse, "__subclasscheck__": refuse})
+    return kind(name.rpartition(".")[2], (), {})  # type: ignore[no-any-return]
+
+
+class _Generator(torch.Generator):
+    """A generator of the host: no program has one of a GPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        if device_named(device) != HOST:
+            raise NotRecordableError("a generator on a GPU: the replay draws by the default one, on the host")
+        return super().__new__(cls)
+
+
+class _OnDevice:
+    """`torch.cuda.device` and `device_of`: there is one GPU, and it is the current one."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx, self.prev_idx = gpu_named(device), -1
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class _Properties:
+    """What `torch.cuda.get_device_properties` says, and nothing that differs between GPUs of one kind."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        vars(self).update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotRecordableError(f"{name} of a GPU differs between GPUs of one kind: leave it out")
+
+
+def _device_of(tensor: torch.Tensor) -> _OnDevice:
+    return _OnDevice(None)
+
+
+def _asked(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is asked of a GPU."""
+
+    def asked(device: Any = None, *_: Any, **__: Any) -> Any:
+        gpu_named(device)
+        return answer()
+
+    return asked
+
+
+def _record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    with torch._C.DisableTorchFunction():
+        streams.order.recorded(tensor.untyped_storage()._cdata, stream)
+
+
+def _pickled(tensor: torch.Tensor, _: Any) -> NoReturn:
+    raise HostReadError("a copy of a tensor by pickle, torch.save or copy.copy")
+
+
+@contextlib.contextmanager
+def _range(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+_WHAT = ("capability", "name")
+"""What `torch.cuda.get_device_...` is asked for."""
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _pretended() -> dict[ModuleType, dict[str, Any]]:
+    properties = _Properties(vars(torch.cuda.get_device_properties(0)))
+    asked = {name: _asked(getattr(torch.cuda, name)) for name in ("synchronize", "current_stream", "default_stream")}
+    return {
+        torch.cuda: {
+            **asked,
+            **{"device": _OnDevice, "device_of": _device_of, "set_device": lambda device: gpu_named(device) and None},
+            **{"stream": streams.using, "StreamContext": streams.using, "set_stream": streams.use},
+            "get_device_properties": _asked(lambda: properties),
+            **{f"get_device_{what}": _asked(getattr(torch.cuda, f"get_device_{what}")) for what in _WHAT},
+            **{"is_current_stream_capturing": lambda: False},
+            **{name: lambda *_: None for name in ("manual_seed", "manual_seed_all", "empty_cache", "ipc_collect")},
+        },
+        torch.cuda.nvtx: {"range_push": lambda *_, **__: 0, "range_pop": lambda: 0, "mark": _nothing, "range": _range},
+        torch.accelerator: {
+            **{"is_available": lambda: True, "device_count": lambda: 1, "current_device_index": lambda: 0},
+            **{"current_accelerator": lambda *_, **__: torch.device("cuda"), "current_stream": asked["current_stream"]},
+            **{"synchronize": asked["synchronize"], "set_stream": streams.use},
+        },
+    }

@@ -1,0 +1,141 @@
+"""Host code sees what a GPU would show it, or its submission is refused; honest ways to write it are taken."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.common.submissions import Submission, read_submissions
+
+pytest.importorskip("torch")
+
+import torch
+
+from assay.kernels.inside.record import reads
+from assay.kernels.inside.record.host.addresses import Address
+from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
+from support.kernel_graders import Bench
+from support.kernelbench_data import ATTACKS
+from support.trials import SNAKE, Trials, snaking
+
+RECORDED = read_submissions(ATTACKS / "recorded")
+ENDS = {"host_read": "cheat", "error": "crash"}
+RIGHT = "return snake(x, self.frequency, torch.empty_like(x))"
+OPERATOR = """
+lib = torch.library.Library("seen", "DEF")
+lib.define("snake(Tensor x, Tensor f) -> Tensor")
+lib.impl("snake", lambda x, f: snake(x, f, torch.empty(x.shape, device="cuda")), "CUDA")
+lib.impl("snake", lambda x, f: torch.empty_like(x), "Meta")
+"""
+CUSTOM = """
+@torch.library.custom_op("seen::custom", mutates_args=())
+def custom(x: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    assert x.is_cuda and x.device.type == "cuda"
+    return snake(x, f, torch.empty(x.shape, device="cuda", dtype=x.dtype))
+"""
+STREAM = """
+s = self.s
+s.wait_stream(torch.cuda.current_stream())
+y = torch.empty_like(x)
+with torch.cuda.stream(s):
+    y.copy_(x)
+    y.record_stream(s)
+    out = snake(y, self.frequency, torch.empty_like(x))
+del y
+torch.zeros_like(x)
+torch.cuda.current_stream().wait_stream(s)
+out.record_stream(torch.cuda.current_stream())
+return out
+"""
+HONEST = {
+    "a library's operator": ("return torch.ops.seen.snake(x, self.frequency)", OPERATOR, ""),
+    "a custom operator that names devices": ("return custom(x, self.frequency)", CUSTOM, ""),
+    "a stream that is kept, and record_stream": (STREAM, "", "self.s = torch.cuda.Stream()"),
+    "marks for a profiler": (
+        f"with torch.cuda.nvtx.range('snake'):\n    torch.cuda.nvtx.mark('x')\n    {RIGHT}",
+        "",
+        "",
+    ),
+    "type_as": ("return snake(x, self.frequency, torch.zeros(1).type_as(x).new_empty(x.shape))", "", ""),
+    "addresses that differ": (
+        f"y = torch.empty_like(x)\nassert x.data_ptr() != y.data_ptr() and x.data_ptr() % 16 == 0\n"
+        f"assert x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()\nassert x.data_ptr()\n{RIGHT}",
+        "",
+        "",
+    ),
+    "the answers of shapes and dtypes": (
+        "assert x.dim() == x.ndim == 2 and x.numel() and x.element_size() == 4 and x.is_contiguous()\n"
+        f"assert x.type() == 'torch.cuda.FloatTensor' and not x.is_pinned() and x.get_device() == 0\n{RIGHT}",
+        "",
+        "",
+    ),
+    "a seed for other GPUs, and flags": (
+        RIGHT,
+        "torch.manual_seed(0)\ntorch.cuda.manual_seed_all(0)\ntorch.backends.cuda.matmul.allow_tf32 = True",
+        "",
+    ),
+    "a view, or else a copy": (
+        "try:\n    x = x.t().view(-1).view(x.shape)\nexcept RuntimeError:\n    x = x.contiguous()\n" + RIGHT,
+        "",
+        "",
+    ),
+    "a copy that is waited for": (
+        "c = x[:1].to('cpu', non_blocking=True)\ntorch.cuda.synchronize()\nx = x.clone()\n"
+        f"x[:1].copy_(c.clone())\n{RIGHT}",
+        "",
+        "",
+    ),
+    "autocast around a launch": (f"with torch.autocast('cuda', dtype=torch.float16):\n    {RIGHT}", "", ""),
+}
+ODD = {
+    "no word": ("assert x.dim() == 3", "assert x.dim() == 3"),
+    "none that can be made": (
+        "class Odd(Exception):\n    def __str__(self): raise KeyError\nraise Odd",
+        "Odd while forward: its text cannot be made: KeyError",
+    ),
+    "no exception": ("class Odd(BaseException): pass\nraise Odd('there')", "Odd while forward: there"),
+    "a view beyond its storage": ("x.new_empty(4).as_strided(x.shape, x.stride())", "out of bounds for storage"),
+}
+
+
+@pytest.fixture(scope="module")
+def trials(bench: Bench) -> Trials:
+    return Trials(bench)
+
+
+@pytest.mark.parametrize("attack", RECORDED, ids=lambda attack: attack.id)
+def test_what_a_gpu_would_show_otherwise_earns_nothing(trials: Trials, attack: Submission) -> None:
+    outcome = trials.run(attack.problem, attack.code)
+    assert ENDS.get(outcome.end, outcome.end) in attack.expect, outcome
+
+
+@pytest.mark.parametrize("style", HONEST)
+def test_honest_host_code_is_taken(trials: Trials, style: str) -> None:
+    forward, head, constructor = HONEST[style]
+    outcome = trials.run(SNAKE, snaking(forward, head=head, constructor=constructor))
+    assert outcome.end == "ok", outcome
+
+
+@pytest.mark.parametrize("words", ODD)
+def test_an_odd_exception_is_told_with_its_line(trials: Trials, words: str) -> None:
+    forward, said = ODD[words]
+    outcome = trials.run(SNAKE, snaking(f"{forward}\n{RIGHT}"))
+    assert outcome.end == "crash" and said in outcome.message and outcome.line > 0, outcome
+
+
+def test_an_address_is_no_number() -> None:
+    reads.begin()
+    one, other = (torch.empty(4, device="meta") for _ in range(2))
+    here = Address(one.untyped_storage(), 4)
+    assert here == Address(one.untyped_storage(), 4) and here != Address(one.untyped_storage(), 0)
+    assert here % 16 == 4 and here & 7 == 4 and here and here != 0
+    assert Address(torch.empty(0, device="meta").untyped_storage(), 0) == 0
+    there = Address(other.untyped_storage(), 0)
+    assert here != there
+    for asked in (int, str, repr, float, "{:x}".format, lambda a: a + 1, lambda a: a < there, lambda a: a == 5):
+        with pytest.raises(HostReadError):
+            asked(here)
+    del other
+    with pytest.raises(NotRecordableError, match="that is gone"):
+        _ = here == there
+    assert isinstance(reads.refused(), HostReadError)
+    reads.begin()
+    assert reads.refused() is None
