@@ -168,6 +168,7 @@ def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options
     elif op == kinds.XCHG:
         noted.store(ptr.data, active, _left(val), kind, named(val))
         give(found, *((None,) if before is None else _as_read(found, before)))
+        _of_other_lanes(found, ptr, active, brought)
     elif brought is not None or before is not None:
         widest = np.maximum(or_zero(brought), 0.0 if before is None else _as_read(found, before)[0])
         if op == kinds.ADD:
@@ -181,6 +182,17 @@ def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options
     return found
 
 
+def _of_other_lanes(found: Any, ptr: Any, active: Any, brought: Any) -> None:
+    """Lanes of one operation that come to one address find what others of them brought, which may be inexact."""
+    if brought is None:
+        return
+    places, inverse, counts = np.unique(ptr.data[active], return_inverse=True, return_counts=True)
+    if len(places) < active.sum():
+        twice = np.zeros(active.shape, bool)
+        twice[active] = counts[inverse] > 1
+        give(found, np.where(twice.reshape(found.data.shape), UNKNOWN, or_zero(bound(found))))
+
+
 def cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any, **options: Any) -> Any:
     """`atomic_cas`."""
     certain(ptr)
@@ -189,6 +201,7 @@ def cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any, **options: Any) -> 
     found = _plain.create_atomic_cas(self, ptr, cmp, val, *rest, **options)
     if before is not None:
         give(found, *_as_read(found, before))
+    _of_other_lanes(found, ptr, np.ones(shape, bool), bound(val))
     inexact = before is not None or bound(cmp) is not None
     undecided = choices.compared(found, found, cmp) if inexact else np.zeros(shape)
     if before is not None or bound(val) is not None or undecided.any():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +25,9 @@ from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.values import bfloat16, casts
 
 _BOUND, _LOSS, _LOSS_IN, _LEAN = "error bound", "loss of a product", "type of that product", "shared error"
-JOINS = "roundings of a product of matrices"
-"""Attribute: how many a sum has that the compiler makes part of a product of matrices."""
+JOINS, NARROW, OF_WHOLE = "sum of many", "loss in a narrow type", "whole number"
+"""Attributes: `Joins`; what a sum of narrow numbers in a wider type loses where it is made in the narrow one; and the
+whole number that a fraction was made of."""
 _EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-23, "fp64": 2.0**-52, "fp8e4nv": 2.0**-3, "fp8e5": 2.0**-2}
 """Last bits of numbers from 1 to 2."""
 _LEAST = {"fp16": 2.0**-24, "bf16": 2.0**-133, "fp32": 2.0**-149, "fp64": 5e-324, "fp8e4nv": 2.0**-9, "fp8e5": 2.0**-16}
@@ -51,6 +52,19 @@ _fresh = itertools.count(1)
 _LANES = 1 << 24
 MOST = 0.5
 """So much of an error a value has to share with what it was made of, to be known by that once it is moved."""
+
+
+class Joins(NamedTuple):
+    """A sum of many numbers, of which the compiler makes one with what it is added to."""
+
+    size: Any
+    """What the numbers come to without signs."""
+    whole: Any
+    """Which sums are of whole numbers alone."""
+    roundings: float
+    """How many last bits of all that a sum with it loses."""
+    goes_on: bool
+    """Whether sums with it go on in the same way: threads keep their parts through a loop."""
 
 
 class Lean(NamedTuple):
@@ -84,7 +98,7 @@ def loss_of_any(handle: Any) -> Any:
 
 def carries(handle: Any) -> bool:
     """Whether there is more to know of a value than what it holds."""
-    return _BOUND in handle.attr or _LOSS in handle.attr or JOINS in handle.attr
+    return any(name in handle.attr for name in (_BOUND, _LOSS, JOINS, NARROW, OF_WHOLE))
 
 
 def give(handle: Any, limits: Any, shared: Lean | None = None) -> Any:
@@ -110,6 +124,20 @@ def give_loss(handle: Any, lost: Any, of: Any = None) -> Any:
     handle.attr[_LOSS] = lost
     handle.attr[_LOSS_IN] = handle.dtype.scalar.name if of is None else of.attr[_LOSS_IN]
     return handle
+
+
+def narrow_loss(handle: Any, kind: Any) -> Any:
+    """What a sum of narrow numbers, made in a wider type, loses where the compiler makes it in the narrow one."""
+    lost, name = handle.attr.get(NARROW, (None, ""))
+    return lost if name == kind.scalar.name else None
+
+
+def note_narrow_loss(found: Any, operands: Sequence[Any]) -> None:
+    """Keep it for the cast that may come."""
+    for operand in operands:
+        if loss(operand) is None and (lost := loss_of_any(operand)) is not None:
+            before = found.attr.get(NARROW, (None, ""))[0]
+            found.attr[NARROW] = total(before, np.broadcast_to(lost, found.data.shape)), operand.attr[_LOSS_IN]
 
 
 def lean(handle: Any) -> Lean | None:

@@ -115,19 +115,21 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     def operation(self: Any, *args: Any, **options: Any) -> Any:
         found, noted = getattr(_plain, name)(self, *args, **options), accesses.bounds()
         known = [arg for arg in args if type(arg) is engine.TensorHandle and arg.attr and carries(arg)]
-        if cast and current().fuses:
-            sharing.keep_loss_of_cast(found, args[0])
+        if cast:
+            choices.note_whole(found, args[0])
+            if current().fuses:
+                sharing.keep_loss_of_cast(found, args[0])
         if not (always or known or (adds and current().any_order)) and noted.unspecified is None:
             return found
         operands = _handles(args)
         limits: Any = None
-        if always or adds or any(bound(operand) is not None for operand in known):
+        if always or adds or (cast and known) or any(bound(operand) is not None for operand in known):
             limits = rule(found, *_given(name, args, operands), **options)
         limits, shared = limits if type(limits) is tuple else (limits, None)
         give(found, _specified(noted, limits), shared)
         if name in _NAMED:
             named(found)
-        if current().fuses and not cast and name not in _WITHOUT_LOSS:
+        if not cast and name not in _WITHOUT_LOSS:
             for operand in known:
                 sharing.keep_loss(found, operand)
         if compares and bound(found) is not None:

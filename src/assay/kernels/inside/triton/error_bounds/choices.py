@@ -16,6 +16,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.error_bounds import sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
     LARGEST,
+    OF_WHOLE,
     above,
     apart,
     below,
@@ -25,6 +26,8 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     hull,
     last_bits,
     least_of,
+    named,
+    narrow_loss,
     or_zero,
     slack,
     total,
@@ -171,8 +174,9 @@ def exclusive(found: Any, lhs: Any, rhs: Any) -> Any:
     """Exclusive `or`. Of a number and the same with its partner's bits it is the partner, as `tl.sort` swaps them."""
     for one, both in ((lhs, rhs), (rhs, lhs)):
         if sharing.PAIR in both.attr:
-            data, limits, axis = both.attr[sharing.PAIR]
-            if data.shape == one.data.shape and np.array_equal(data, one.data):
+            copies, limits, axis = both.attr[sharing.PAIR]
+            mine = named(one)
+            if mine is not None and mine.copies.shape == copies.shape and np.array_equal(mine.copies, copies):
                 return np.flip(limits, axis)
     left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
     if found.data.dtype == _BOOL:
@@ -185,7 +189,11 @@ def cast(found: Any, source: Any, *how: Any) -> Any:
     limits = bound(source)
     kind, before = found.dtype.scalar, source.dtype.scalar
     if kind.is_floating():
-        return sharing.of_cast(found, source, _to_fraction(found, source, limits, cut_off=_RTZ in how))
+        spread = total(_to_fraction(found, source, limits, cut_off=_RTZ in how), narrow_loss(source, kind))
+        spread = total(spread, _once(found, source))
+        return None if spread is None else sharing.of_cast(found, source, spread)
+    if limits is None:
+        return None
     if kind.is_bool():
         return (limits > 0).astype(np.float64)
     low, high = ends(source)
@@ -197,7 +205,28 @@ def cast(found: Any, source: Any, *how: Any) -> Any:
     return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, hull(values, low, high)))
 
 
+def note_whole(found: Any, source: Any) -> None:
+    """A fraction that was made of a whole number remembers it: of two casts the compiler makes one."""
+    kinds = [each.dtype.scalar for each in (found, source)]
+    if kinds[0].is_floating() and not kinds[1].is_floating() and source.data.itemsize > 2:
+        found.attr[OF_WHOLE] = source.data
+    elif OF_WHOLE in source.attr and all(kind.is_floating() for kind in kinds):
+        found.attr[OF_WHOLE] = source.attr[OF_WHOLE]
+
+
+def _once(found: Any, source: Any) -> Any:
+    """How far a narrower fraction of a whole number is from that number rounded once."""
+    number, name = source.attr.get(OF_WHOLE), found.dtype.scalar.name
+    if number is None or not source.dtype.scalar.is_floating() or name not in _NEAREST:
+        return None
+    between = apart(wide(found), _NEAREST[name](number.astype(np.float64)))
+    # Of 64 bits float64 has not all: the number may be on the other side of a middle between two.
+    return between + np.where(slack(number.astype(np.float64)) > 0, last_bits(wide(found), found.dtype), 0.0)
+
+
 def _to_fraction(found: Any, source: Any, limits: Any, *, cut_off: bool) -> Any:
+    if limits is None:
+        return None
     values = wide(source)
     most = LARGEST[found.dtype.scalar.name]
     finite = np.isfinite(values)

@@ -129,10 +129,12 @@ class Bounds:
 
     def store(self, pointers: Any, mask: Any, limits: Any, kind: Kind, shared: Any = None) -> None:
         """Give elements at some addresses other bounds. `limits`: None for exact ones. `shared`: their `Lean`."""
-        if limits is None and not self.noted:
+        if limits is None and not self.noted and not self._sums:
             return
         for place, lanes, at in self._by_storage(pointers, mask):
             if limits is None and place not in self.noted:
+                if place in self._sums:
+                    self._sums[place].counts[at] = 0
                 continue
             parts = (
                 0 if part is None else np.broadcast_to(part, pointers.shape)[lanes]

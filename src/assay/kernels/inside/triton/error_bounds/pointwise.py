@@ -18,6 +18,8 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.error_bounds import sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
     JOINS,
+    LARGEST,
+    Joins,
     above,
     apart,
     below,
@@ -33,6 +35,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     last_bits,
     least_of,
     loss,
+    note_narrow_loss,
     or_zero,
     rounded,
     scaled,
@@ -53,6 +56,10 @@ Rule = Callable[..., Any]
 """Of the result and the operands, all handles: the bound of the result."""
 NORMAL = 2.0**-126
 """The least normal float32: what is smaller is zero to some functions."""
+_MOST_STEPS = 4096
+_EDGE = 2.0**-20
+_SMALL = 2.0**64
+"""Numbers that are small beside the last bit of the largest."""
 _DIVISION = 2
 """Last bits by which a quotient may be off."""
 _ULPS = {"log": 1, "log2": 1, "sqrt": 1}
@@ -76,19 +83,37 @@ def sum_of(found: Any, lhs: Any, rhs: Any, *, sign: float) -> Any:
         limits, shared = difference(lhs, rhs, sign)
     if current().fuses:
         limits = total(limits, loss(lhs), loss(rhs))
-    for side, other in ((lhs, rhs), (rhs, lhs)):
-        if JOINS in side.attr:
-            limits = total(limits, side.attr[JOINS] * epsilon(found.dtype) * np.abs(wide(other)))
-    limits = total(limits, _rounding(found, lhs, rhs))
+        note_narrow_loss(found, (lhs, rhs))
+    limits = total(limits, _joined(found, lhs, rhs), _rounding(found, lhs, rhs))
     return rounded(found, limits, lambda: _settled_sum(lhs, rhs)), shared
 
 
-def _settled_sum(lhs: Any, rhs: Any) -> Any:
-    """Sums with infinity, which no finite number changes, or with what is no number."""
-    kept = [
-        endless(one) & (np.isnan(wide(one)) | np.isfinite(or_zero(bound(other))))
-        for one, other in ((lhs, rhs), (rhs, lhs))
+def _joined(found: Any, lhs: Any, rhs: Any) -> Any:
+    """What a sum loses of which the compiler makes one with a sum of many, or a product of matrices, that it takes."""
+    sides = [side.attr.get(JOINS) for side in (lhs, rhs)]
+    if sides[0] is None and sides[1] is None:
+        return None
+    parts = [
+        (np.abs(wide(handle)), np.rint(wide(handle)) == wide(handle)) if side is None else side[:2]
+        for handle, side in zip((lhs, rhs), sides, strict=True)
     ]
+    size, whole = parts[0][0] + parts[1][0], parts[0][1] & parts[1][1]
+    size = np.broadcast_to(np.where(np.isfinite(size), size, 0.0), found.data.shape)
+    if any(side is not None and side.goes_on for side in sides):
+        found.attr[JOINS] = Joins(size, np.broadcast_to(whole, size.shape), 1.0, True)
+    roundings = max(side.roundings for side in sides if side is not None)
+    exact = whole & (size <= 2.0 / epsilon(found.dtype))
+    return np.where(exact, 0.0, roundings * epsilon(found.dtype) * size)
+
+
+def _settled_sum(lhs: Any, rhs: Any) -> Any:
+    """Sums with infinity, which no finite number changes, or with what is no number. Infinity that rounding has made of
+    a product stays one beside small numbers."""
+    kept = []
+    for one, other in ((lhs, rhs), (rhs, lhs)):
+        small = np.abs(wide(other)) + or_zero(bound(other)) < _SMALL
+        exact = ~np.isfinite(wide(one)) & (or_zero(bound(one)) == 0) & ((or_zero(loss(one)) == 0) | small)
+        kept.append(exact & (np.isnan(wide(one)) | np.isfinite(or_zero(bound(other)))))
     return kept[0] | kept[1]
 
 
@@ -118,12 +143,35 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
         else:
             limits = rounded(found, limits, lambda: _settled_product(lhs, rhs))
         limits = _of_zeros(found, limits, (lhs, rhs))
-    limits = total(limits, _rounding(found, lhs, rhs))
+    limits = total(limits, _rounding(found, lhs, rhs), _multiplied_on(found, lhs, rhs))
+    if np.any(edge := _at_the_edge(found, lhs, rhs)):
+        limits = np.where(edge, UNKNOWN, or_zero(limits))
     if current().fuses:
         limits = total(limits, _doubled(lhs, rhs), _doubled(rhs, lhs))
         give_loss(found, partial(_loss, found, lhs, rhs))
         sharing.note_width(found, lhs, rhs)
     return limits, None if limits is None else sharing.of_product(found, lhs, rhs, limits)
+
+
+def _multiplied_on(found: Any, lhs: Any, rhs: Any) -> Any:
+    """What a product loses that the compiler makes with a reduction that it takes, as threads go through a loop."""
+    sides = [side.attr.get(JOINS) for side in (lhs, rhs)]
+    if not any(side is not None and side.goes_on for side in sides):
+        return None
+    values = np.where(np.isfinite(wide(found)), wide(found), 0.0)
+    found.attr[JOINS] = Joins(np.abs(values), np.zeros(values.shape, bool), 1.0, True)
+    return 2.0 * last_bits(values, found.dtype)
+
+
+def _at_the_edge(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Products so near the largest number that a sum which takes them unrounded may or may not pass it."""
+    most = LARGEST[found.dtype.scalar.name]
+    values = wide(found)
+    if not (np.abs(values) > most / 2.0).any():
+        return False
+    with np.errstate(all="ignore"):
+        size = np.abs(wide(lhs) * wide(rhs))
+    return np.isfinite(size) & (np.abs(size - most) < most * _EDGE)
 
 
 def _settled_product(lhs: Any, rhs: Any) -> Any:
@@ -242,7 +290,7 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushe
     def rule(found: Any, *args: Any) -> Any:
         values = wide(found)
         limits: Any = np.zeros(values.shape)
-        if ulps and current().fuses:
+        if (ulps or "fdim" in name) and current().fuses:
             args = tuple(_unrounded(arg) for arg in args)
         if any(bound(arg) is not None for arg in args):
             limits = spread(name, exact, values, args, found.data.dtype)
@@ -256,12 +304,31 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushe
             limits = limits + np.where(
                 settled, 0.0, (ulps + _UNROUNDED) * last_bits(np.where(settled, 0.0, values), found.dtype)
             )
+        limits = _near_the_end(found, values, limits, exact, args, ulps)
         if name in TERMS:
             terms = TERMS[name](found.data, args[0].data)
             limits = limits + 2.0 * ulps * epsilon(found.dtype) * terms
         return limits
 
     return rule
+
+
+def _near_the_end(found: Any, values: Any, limits: Any, exact: Any, args: Sequence[Any], ulps: int) -> Any:
+    """Bounds of results near the largest number, where a last bit more or less makes infinity; and infinity that only
+    the rounding of the last product has made, which a sum may take without."""
+    most = LARGEST[found.dtype.scalar.name]
+    if not ulps or not (np.abs(values) + limits > most).any():
+        return limits
+    made = np.isinf(values) & np.logical_and.reduce(
+        np.broadcast_arrays(*(np.isfinite(wide(arg)) for arg in args), np.ones(values.shape, bool))
+    )
+    with np.errstate(all="ignore"):
+        size = np.abs(np.asarray(exact(*(wide(arg) for arg in args)), np.float64))
+    poles = ~np.isfinite(size) | (size > most * 4.0)
+    edge = (np.isfinite(values) | (made & ~poles)) & (np.abs(values) + limits > most)
+    if current().fuses and made.any():
+        give_loss(found, np.where(made & np.isfinite(size), UNKNOWN, 0.0))
+    return np.where(edge, UNKNOWN, limits)
 
 
 def _unrounded(arg: Any) -> Any:
@@ -317,7 +384,10 @@ def _corners(arg: Any) -> list[Any]:
     """What an operand may be at the least and at the most, and nothing, where that lies between."""
     values, limits = wide(arg), bound(arg)
     if not arg.dtype.scalar.is_floating():  # of `ldexp`, which takes no fractions
-        return [arg.data] if limits is None else [arg.data + step for step in (-1, 1)]
+        if limits is None:
+            return [arg.data]
+        step = np.ceil(np.minimum(limits, _MOST_STEPS)).astype(np.int64)
+        return [arg.data, arg.data - step, arg.data + step]
     if limits is None:
         return [values]
     low, high = below(values, limits), above(values, limits)

@@ -11,7 +11,9 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import sums
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    JOINS,
     MOST,
+    Joins,
     Lean,
     apart,
     bound,
@@ -49,13 +51,23 @@ def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
             give(part.handle, limits, _shared(name, source, self.axis, limits) if part is parts[0] else None)
             if name == "sum":
                 named(part.handle)
+                _join(part.handle, source, self.axis)
             if source.data.size == part.handle.data.size and (lost := loss(source)) is not None:  # an axis of one
                 give_loss(part.handle, lost.reshape(part.handle.data.shape))
-        if name == "xor" and bound(source) is not None and self.axis is not None and source.data.shape[self.axis] == 2:
-            parts[0].handle.attr[PAIR] = source.data, bound(source), self.axis
+        if name == "xor" and self.axis is not None and source.data.shape[self.axis] == 2 and (shared := named(source)):
+            parts[0].handle.attr[PAIR] = shared.copies, bound(source), self.axis
         return found
 
     return apply_impl
+
+
+def _join(found: Any, source: Any, axis: int | None) -> None:
+    """Threads may keep their parts of a sum, and add them up once a loop that adds such sums is over."""
+    if source.dtype.scalar.is_floating():
+        values, shape = wide(source), found.data.shape
+        size, whole = np.abs(values).sum(axis).reshape(shape), (np.rint(values) == values).all(axis).reshape(shape)
+        before = found.attr.get(JOINS)
+        found.attr[JOINS] = Joins(size, whole, 1.0 if before is None else before.roundings, True)
 
 
 def _contracted(found: Any, source: Any, axis: int | None) -> Any:

@@ -11,7 +11,10 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    JOINS,
     MOST,
+    NARROW,
+    OF_WHOLE,
     Lean,
     apart,
     bound,
@@ -31,7 +34,8 @@ from assay.kernels.inside.triton.error_bounds.certain import powers_of_two
 from assay.kernels.inside.triton.ledger import current
 
 PAIR = "exclusive or of a pair"
-"""Attribute: two neighbours' values and bounds, whose bits were combined, and along which axis they lie."""
+"""Attribute: two neighbours' names (`Lean.copies`) and bounds, whose bits were combined, and along which axis they
+lie."""
 
 _WAS = "narrow type"
 """Attribute of what was cast from it, and of products of such."""
@@ -116,8 +120,13 @@ def of_bits(source: Any, limits: Any) -> Lean | None:
 def keep_loss(found: Any, operand: Any) -> None:
     """A compiler may drop a step that changes no bit, and fuse the product before it."""
     lost, data, before = loss_of_any(operand), found.data, operand.data
-    if lost is not None and data.shape == before.shape and data.dtype == before.dtype:
+    if data.shape != before.shape or data.dtype != before.dtype:
+        return
+    if lost is not None:
         _keep(found, operand, lost, np.abs(data) == np.abs(before) if data.dtype.kind == "f" else data == before)
+    kept = [name for name in (JOINS, NARROW, OF_WHOLE) if name in operand.attr and name not in found.attr]
+    if kept and np.array_equal(data, before):
+        found.attr.update({name: operand.attr[name] for name in kept})
 
 
 def keep_loss_of_cast(found: Any, operand: Any) -> None:
@@ -126,6 +135,8 @@ def keep_loss_of_cast(found: Any, operand: Any) -> None:
     fractions = [kind.is_floating() for kind in kinds]
     if all(fractions) and kinds[0].primitive_bitwidth > kinds[1].primitive_bitwidth:
         found.attr[_WAS] = kinds[1].name
+    if JOINS in operand.attr and all(fractions) and np.array_equal(wide(found), wide(operand)):
+        found.attr[JOINS] = operand.attr[JOINS]
     lost = loss_of_any(operand)
     if lost is None:
         return
@@ -180,6 +191,12 @@ def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any]) -> None:
         give(found, moved(bound(source), tl.float64), Lean(*parts))
     if current().fuses and (lost := loss_of_any(source)) is not None:
         give_loss(found, moved(lost, tl.float64), source)
+    if JOINS in source.attr:
+        joins = source.attr[JOINS]
+        size, whole = (np.broadcast_to(each, source.data.shape) for each in joins[:2])
+        found.attr[JOINS] = joins._replace(size=moved(size, tl.float64), whole=moved(whole, tl.int1))
+    if OF_WHOLE in source.attr:
+        found.attr[OF_WHOLE] = moved(source.attr[OF_WHOLE].astype(np.int64), tl.int64)
     if PAIR in source.attr:
         found.attr[PAIR] = source.attr[PAIR]
 

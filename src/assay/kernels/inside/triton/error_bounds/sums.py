@@ -14,6 +14,8 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds.bounds import (
     JOINS,
+    LARGEST,
+    Joins,
     above,
     apart,
     below,
@@ -38,10 +40,13 @@ _LOST_IN_TF32 = 2.0**-10
 _LOST_IN_THREE = 2.0**-20
 _AT_ONCE = 8
 """Products that a tensor core adds at once, each of them cut off at the last bit of the largest, and then the sum."""
+_LAST_BIT_OF_EIGHT = 2.0**-12
+"""That of the sums of products of eight bits: accumulators have 13 bits of them."""
+_BELOW = 1.0 - 2.0**-9
 _INT32 = 2.0**31
-_SHARED = 16.0
-"""From 256 numbers on, a sum is off by at most so many roundings times the root of their count. Where the threads of a
-warp share a sum of up to 2^17 numbers, each number goes through fewer."""
+_WARP, _LEVELS = 32, 16
+"""A block is shared among the threads of a warp at least: no number goes through more roundings than its thread has
+elements, and those of the tree in which threads and warps add theirs."""
 
 
 def added(values: Any, axis: int, dtype: Any, limits: Any, made: Any) -> Any:
@@ -51,8 +56,17 @@ def added(values: Any, axis: int, dtype: Any, limits: Any, made: Any) -> Any:
         found = np.sum(np.broadcast_to(limits, values.shape), axis, keepdims=True)
     magnitude = np.sum(np.abs(values), axis, keepdims=True) + found
     terms = np.count_nonzero((values != 0) | (or_zero(limits) != 0), axis, keepdims=True)
-    lost = _roundings(terms) * epsilon(dtype) / 2.0 * magnitude + _own(made, np.sum(values, axis, keepdims=True))
-    return found + np.where(_exact(values, axis, magnitude, dtype) & (found == 0), 0.0, lost)
+    lost = _roundings(terms, values.size) * epsilon(dtype) / 2.0 * magnitude + _own(
+        made, np.sum(values, axis, keepdims=True)
+    )
+    found = found + np.where(_exact(values, axis, magnitude, dtype) & (found == 0), 0.0, lost)
+    return _in_range(found, magnitude, dtype)
+
+
+def _in_range(limits: Any, magnitude: Any, dtype: Any) -> Any:
+    """Sums that pass the largest number in some order are anything."""
+    beyond = np.isfinite(magnitude) & (magnitude > LARGEST[dtype.scalar.name])
+    return np.where(beyond, UNKNOWN, limits) if beyond.any() else limits
 
 
 def _own(made: Any, exact: Any) -> Any:
@@ -61,9 +75,9 @@ def _own(made: Any, exact: Any) -> Any:
     return np.where(np.isfinite(found), found, 0.0)
 
 
-def _roundings(terms: Any) -> Any:
-    """How many roundings a sum of so many terms other than zero is off by at most."""
-    return np.minimum(np.maximum(terms - 1, 0), _SHARED * np.sqrt(terms))
+def _roundings(terms: Any, size: int) -> Any:
+    """How many roundings a sum of so many terms other than zero is off by at most, in a block of some size."""
+    return np.minimum(np.maximum(terms - 1, 0), size / _WARP + _LEVELS)
 
 
 def _shape_without(values: Any, axis: int) -> tuple[int, ...]:
@@ -83,8 +97,8 @@ def scanned(values: Any, axis: int, dtype: Any, limits: Any, made: Any) -> Any:
     whole = np.logical_and.accumulate(np.rint(values) == values, axis) & (magnitude <= 2.0 / epsilon(dtype))
     few = np.cumsum(values != 0, axis) <= 2
     terms = np.cumsum((values != 0) | (or_zero(limits) != 0), axis)
-    lost = _roundings(terms) * epsilon(dtype) / 2.0 * magnitude + _own(made, np.cumsum(values, axis))
-    return found + np.where((whole | few) & (found == 0), 0.0, lost)
+    lost = _roundings(terms, values.size) * epsilon(dtype) / 2.0 * magnitude + _own(made, np.cumsum(values, axis))
+    return _in_range(found + np.where((whole | few) & (found == 0), 0.0, lost), magnitude, dtype)
 
 
 def multiplied(products: Any, values: Any, axis: int, dtype: Any, limits: Any) -> Any:
@@ -95,7 +109,24 @@ def multiplied(products: Any, values: Any, axis: int, dtype: Any, limits: Any) -
     sums = np.cumsum(np.broadcast_to(share, values.shape), axis)
     exact = np.logical_and.accumulate((np.frexp(size)[0] == 0.5) | (size == 0), axis) & (sums <= epsilon(dtype) * 1e6)
     found = np.where(np.isfinite(products), np.abs(products), 0.0) * np.expm1(sums)
-    return np.where(exact & (np.cumsum(np.broadcast_to(or_zero(limits), values.shape), axis) == 0), 0.0, found)
+    found = np.where(exact & (np.cumsum(np.broadcast_to(or_zero(limits), values.shape), axis) == 0), 0.0, found)
+    # Some order multiplies the large ones, or the small ones, first.
+    with np.errstate(all="ignore"):
+        powers = np.where((size > 0) & np.isfinite(size), np.log2(size), 0.0)
+    upward, downward = (np.cumsum(np.maximum(sign * powers, 0.0), axis) for sign in (1.0, -1.0))
+    certain = (upward < _HIGHEST[dtype.scalar.name]) & (
+        (downward < _LOWEST[dtype.scalar.name]) | (products == 0) & _has_zero(size, axis)
+    )
+    return np.where(certain | ~np.isfinite(np.cumsum(values, axis)), found, UNKNOWN)
+
+
+def _has_zero(size: Any, axis: int) -> Any:
+    return np.logical_or.accumulate(size == 0, axis)
+
+
+_HIGHEST = {"fp16": 15.9, "bf16": 127.9, "fp32": 127.9, "fp64": 1023.9}
+_LOWEST = {"fp16": 13.9, "bf16": 125.9, "fp32": 125.9, "fp64": 1021.9}
+"""Powers of two between which products are, none of them infinite or denormal."""
 
 
 def largest(values: Any, axis: int, limits: Any, *, negated: bool) -> Any:
@@ -137,16 +168,21 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
         return np.where(sums >= _INT32, UNKNOWN, limits)
     if a.data.dtype == np.float32:
         limits = limits + _cut_off(a, b, size, input_precision)
+    last_bit = _LAST_BIT_OF_EIGHT if a.data.itemsize == 1 else epsilon(found.dtype)
     whole = all((np.rint(wide(side)) == wide(side)).all() for side in (a, b, d))
-    exact = (whole & (sums <= min(2.0 / epsilon(found.dtype), _WHOLE))) | (sums == 0)
+    exact = (whole & (sums <= min(1.0 / last_bit, _WHOLE))) | (sums == 0)
     of_threads = a.data.dtype in (np.float32, np.float64) and input_precision == _IEEE
     terms = wide(a).shape[-1]
     roundings = (terms + 1) / 2.0 if of_threads else (terms // _AT_ONCE + 1) * (_AT_ONCE + 1)
     if not wide(d).any() and bound(d) is None:  # a sum that takes the product is made with it
-        found.attr[JOINS] = roundings
-    limits = limits + np.where(exact & (limits == 0), 0.0, roundings * epsilon(found.dtype) * sums)
+        of_whole = np.broadcast_to(whole, found.data.shape)
+        found.attr[JOINS] = Joins(size, of_whole, roundings * last_bit / epsilon(found.dtype), False)
+    limits = limits + np.where(exact & (limits == 0), 0.0, roundings * last_bit * sums)
     inexact = any(bound(side) is not None for side in (a, b, d))
-    return np.where(np.isfinite(wide(found)), limits, UNKNOWN if inexact else 0.0)
+    given = all(np.isfinite(wide(side)).all() for side in (a, b, d))
+    limits = np.where(np.isfinite(wide(found)) | given, limits, UNKNOWN if inexact else 0.0)
+    # Beyond the largest number, before or after what TF32 cuts off, orders differ.
+    return np.where(np.isfinite(sums) & (sums > LARGEST[found.dtype.scalar.name] * _BELOW), UNKNOWN, limits)
 
 
 def _brought(a: Any, b: Any) -> Any:

@@ -16,6 +16,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.error_bounds.bounds import bound, give, loss, or_zero, total
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.error_bounds.sums import of_orders
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
@@ -68,8 +69,18 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
     for place, limit in enumerate(limits):
         orders = of_orders(*_as_numbers(trees, rows, place, kinds[place]))
         handle = found[place].handle
+        if parts[place].dtype.kind == "f" or kinds[place] == tl.bfloat16:
+            limit = _in_any_order(limit, parts[place], rows[place], kinds[place])
         give(handle, _axis_back(orders + 2.0 * limit.reshape(rows[place].shape), handle.data.shape, axis))
     return found
+
+
+def _in_any_order(limits: Any, operands: Any, results: Any, dtype: Any) -> Any:
+    """The bounds of results, of which one that is infinite, or no number, of finite operands may be finite in another
+    order."""
+    given, made = (bfloat16.wide(each) if dtype == tl.bfloat16 else each for each in (operands, results))
+    lost = ~np.isfinite(made.reshape(limits.shape)) & np.isfinite(given).all()
+    return np.where(lost, UNKNOWN, limits)
 
 
 def _as_numbers(trees: list[Parts], rows: Parts, place: int, dtype: Any) -> tuple[list[Any], Any]:
