@@ -313,7 +313,7 @@ def above(values: Any, limits: Any) -> Any:
 
 def slack(values: Any) -> Any:
     """What float64 loses of large whole numbers."""
-    large = np.abs(values) >= _WHOLE
+    large = (np.abs(values) >= _WHOLE) & np.isfinite(values)
     return np.where(large, 2.0 * _EPSILON["fp64"] * np.abs(values), 0.0) if large.any() else 0.0
 
 

@@ -37,6 +37,8 @@ _IEEE = engine._ir.INPUT_PRECISION.IEEE
 _TF32 = engine._ir.INPUT_PRECISION.TF32
 _TF32X3 = engine._ir.INPUT_PRECISION.TF32x3
 _LOST_IN_TF32 = 2.0**-10
+_NORMAL = 2.0**-126
+"""Smaller numbers may be zeros to a tensor core."""
 _LOST_IN_THREE = 2.0**-20
 _AT_ONCE = 8
 """Products that a tensor core adds at once, each of them cut off at the last bit of the largest, and then the sum."""
@@ -198,11 +200,12 @@ def _cut_off(a: Any, b: Any, size: Any, input_precision: Any) -> Any:
         return _LOST_IN_THREE * size
     if input_precision != _TF32:
         return 0.0
-    cut = [
-        _LOST_IN_TF32 * np.where(_fits_tf32(wide(side)) & (or_zero(bound(side)) == 0), 0.0, np.abs(wide(side)))
-        for side in (a, b)
-    ]
+    cut = [np.abs(wide(side)) * np.where(np.abs(wide(side)) < _NORMAL, 1.0, _share_cut_off(side)) for side in (a, b)]
     return np.matmul(cut[0], np.abs(wide(b)) + cut[1]) + np.matmul(np.abs(wide(a)), cut[1])
+
+
+def _share_cut_off(side: Any) -> Any:
+    return np.where(_fits_tf32(wide(side)) & (or_zero(bound(side)) == 0), 0.0, _LOST_IN_TF32)
 
 
 def _fits_tf32(values: Any) -> Any:
