@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.error_bounds import accesses, choices, pointwise, reducing, sharing, sums
+from assay.kernels.inside.triton.error_bounds import accesses, choices, functions, reducing, sharing, sums
 from assay.kernels.inside.triton.error_bounds.bounds import bound, carries, give, named, or_zero, wide
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN, Bounds
 from assay.kernels.inside.triton.ledger import current
@@ -42,7 +42,7 @@ _INNER = frozenset(
 )
 """Methods that call others, which have the rules, or give nothing inexact, or are refused."""
 RULES: dict[str, Callable[..., Any]] = {
-    **pointwise.OF_FRACTIONS,
+    **functions.OF_FRACTIONS,
     **choices.OF_CHOICES,
     **choices.OF_CASTS,
     "create_dot": sums.matrices,
@@ -50,9 +50,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "create_gather": choices.gathered,
     "create_umulhi": choices.anything,
 }
-_ALWAYS = pointwise.ALWAYS | {"create_dot", "create_add", "create_bitcast"}
+_ALWAYS = functions.ALWAYS | {"create_dot", "create_add", "create_bitcast"}
 """Methods whose results may be inexact though all operands are exact, or have a loss to note."""
-_NAMED = pointwise.ALWAYS | {"create_dot"}
+_NAMED = functions.ALWAYS | {"create_dot"}
 """Methods whose results have an error of their own, which what is made of them shares."""
 _SUMS = frozenset({"create_fadd", "create_fsub", "create_fma"})
 """Methods that may take a product before it is rounded, or lose what another order would (`Ledger.any_order`)."""
@@ -163,13 +163,13 @@ def _clamp(self: Any, *args: Any, **options: Any) -> Any:
 def _library(self: Any, name: str, path: str, symbol: str, args: Any, result: Any, pure: bool) -> Any:
     found = _plain.create_extern_elementwise(self, name, path, symbol, args, result, pure)
     if found.dtype.scalar.is_floating():
-        limits = pointwise.of_library(symbol)(found, *args)
+        limits = functions.of_library(symbol)(found, *args)
     elif all(bound(arg) is None for arg in args):
         limits = None
     else:
-        limits = pointwise.spread(symbol, LIBRARY[symbol], wide(found), args)
+        limits = functions.spread(symbol, LIBRARY[symbol], wide(found), args)
     limits, shared = limits if type(limits) is tuple else (limits, None)
-    limits = pointwise.of_signs(symbol, found, args, limits)
+    limits = functions.of_signs(symbol, found, args, limits)
     give(found, _specified(accesses.bounds(), limits), shared)
     named(found)
     if symbol in ("__nv_fabs", "__nv_fabsf"):

@@ -1,0 +1,237 @@
+"""Error bounds of functions: as many last bits as CUDA documents, denormal numbers, and the end of the range."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.error_bounds import pointwise
+from assay.kernels.inside.triton.error_bounds.bounds import (
+    LARGEST,
+    above,
+    apart,
+    below,
+    bound,
+    ends,
+    epsilon,
+    give,
+    give_loss,
+    last_bits,
+    loss,
+    or_zero,
+    unlike,
+    wide,
+)
+from assay.kernels.inside.triton.error_bounds.certain import settled_results
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
+from assay.kernels.inside.triton.ledger import current
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS, TERMS, ULPS
+from assay.kernels.inside.triton.values.functions import FLUSHED, flushed
+
+Flushes = Literal["never", "maybe", "always"]
+Rule = Callable[..., Any]
+"""Of the result and the operands, all handles: the bound of the result."""
+NORMAL = 2.0**-126
+"""The least normal float32: what is smaller is zero to some functions."""
+_MOST_STEPS = 4096
+_SURELY_BEYOND = 1.0 + 2.0**-15
+"""Times the largest number: infinity, by however many last bits a function is off."""
+_ULPS = {"log": 1, "log2": 1, "sqrt": 1}
+"""Last bits by which the language's functions may be off; 2 of those that are not here."""
+_MOST_ULPS = 2
+_PERIODIC: dict[str, tuple[float, float]] = {
+    "sin": (1.0, 2.0),
+    "cos": (1.0, 2.0),
+    "sinpi": (np.pi, 2.0),
+    "cospi": (np.pi, 2.0),
+}
+"""Functions that rise and fall: their steepest slope, and how far apart two results can be."""
+
+
+def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushes) -> Rule:
+    """The rule of a function that GPUs approximate. `exact`: NumPy's, or one of arrays of float64; `flushes`: whether
+    it takes denormal numbers of float32 for zero."""
+
+    def rule(found: Any, *args: Any) -> Any:
+        values = wide(found)
+        limits: Any = np.zeros(values.shape)
+        if (ulps or "fdim" in name) and current().fuses:
+            args = tuple(_unrounded(arg) for arg in args)
+        if any(bound(arg) is not None for arg in args):
+            limits = spread(name, exact, values, args, found.data.dtype)
+            limits = np.where(limits > 0, limits + last_bits(np.abs(values) + limits, found.dtype), 0.0)
+        tells = flushes != "never" and found.data.dtype == np.float32
+        if tells:
+            limits = np.maximum(limits, _flushed(exact, values, args, always=flushes == "always"))
+        if ulps:
+            settled = settled_results(name, found.data, [arg.data for arg in args])
+            settled = ((settled | (tells & (values == 0))) & (limits == 0)) | ~np.isfinite(values)
+            limits = limits + np.where(
+                settled, 0.0, (ulps + pointwise.UNROUNDED) * last_bits(np.where(settled, 0.0, values), found.dtype)
+            )
+        limits = _near_the_end(found, values, limits, exact, args, ulps)
+        if name in TERMS:
+            terms = TERMS[name](found.data, args[0].data)
+            limits = limits + 2.0 * ulps * epsilon(found.dtype) * terms
+        return limits
+
+    return rule
+
+
+def _near_the_end(found: Any, values: Any, limits: Any, exact: Any, args: Sequence[Any], ulps: int) -> Any:
+    """Bounds of results near the largest number, where a last bit more or less makes infinity; and infinity that only
+    the rounding of the last product has made, which a sum may take without."""
+    most = LARGEST[found.dtype.scalar.name]
+    if not ulps or not (np.abs(values) + limits > most).any():
+        return limits
+    made = np.isinf(values) & np.logical_and.reduce(
+        np.broadcast_arrays(*(np.isfinite(wide(arg)) for arg in args), np.ones(values.shape, bool))
+    )
+    with np.errstate(all="ignore"):
+        size = np.abs(np.asarray(exact(*(wide(arg) for arg in args)), np.float64))
+    poles = ~np.isfinite(size) | (size > most * _SURELY_BEYOND)
+    edge = (np.isfinite(values) | (made & ~poles)) & (np.abs(values) + limits > most)
+    if current().fuses and made.any():
+        give_loss(found, np.where(made & np.isfinite(size), UNKNOWN, 0.0))
+    return np.where(edge, UNKNOWN, limits)
+
+
+def _unrounded(arg: Any) -> Any:
+    """An operand as a function may take it that begins with a sum: a product without its rounding."""
+    lost = loss(arg)
+    if lost is None or not np.any(lost):
+        return arg
+    return give(engine.TensorHandle(arg.data, arg.dtype), or_zero(bound(arg)) + lost)
+
+
+def of_signs(symbol: str, found: Any, args: Sequence[Any], limits: Any) -> Any:
+    """The bound of a result that asks for a sign, with the signs of NaN, which nobody knows."""
+    if _plain(symbol) not in ("copysign", "signbit", "signbitd"):
+        return limits
+    nan = np.isnan(wide(args[-1]))
+    other = 2.0 * np.abs(wide(found)) if len(args) == 2 else 1.0
+    return np.where(nan, np.maximum(or_zero(limits), other), or_zero(limits)) if nan.any() else limits
+
+
+def spread(name: str, exact: Callable[..., Any], values: Any, args: Sequence[Any], dtype: Any = None) -> Any:
+    """How far results may be apart for what operands may be. `dtype`: of the results, which are infinite beyond it."""
+    plain = _plain(name)
+    if plain in _PERIODIC:
+        slope, widest = _PERIODIC[plain]
+        limits = np.minimum(slope * bound(args[0]), widest)
+        return np.where(np.isfinite(values) & (bound(args[0]) != UNKNOWN), limits, UNKNOWN)
+    corners, least = (
+        [_corners(arg) for arg in args],
+        0.0 if dtype is None else float(np.finfo(dtype).smallest_subnormal),
+    )
+    with np.errstate(all="ignore"):
+        found = [np.asarray(exact(*places)) for places in itertools.product(*corners)]
+        found = [(each if dtype is None else each.astype(dtype)).astype(np.float64) for each in found]
+    limits = np.maximum.reduce([unlike(values, each, least) for each in found])
+    for arg in args:
+        limits = np.where(or_zero(bound(arg)) == UNKNOWN, UNKNOWN, limits)
+    if plain == "tan":
+        return np.where(or_zero(bound(args[0])) * (1.0 + values * values) < 0.1, limits, UNKNOWN)
+    if plain in ("lgamma", "tgamma"):
+        low, _ = ends(args[0])
+        turning = or_zero(bound(args[0]))
+        return np.where((low > 0) | (turning == 0), limits + turning * turning, UNKNOWN)
+    if plain == "nextafter":
+        return limits + np.where(limits > 0, 2.0 * last_bits(values, args[0].dtype), 0.0)
+    return limits
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("__nv_").removesuffix("f") if name.startswith("__nv_") else name
+
+
+def _corners(arg: Any) -> list[Any]:
+    """What an operand may be at the least and at the most, and nothing, where that lies between."""
+    values, limits = wide(arg), bound(arg)
+    if not arg.dtype.scalar.is_floating():  # of `ldexp`, which takes no fractions
+        if limits is None:
+            return [arg.data]
+        step = np.ceil(np.minimum(limits, _MOST_STEPS)).astype(np.int64)
+        return [arg.data, arg.data - step, arg.data + step]
+    if limits is None:
+        return [values]
+    low, high = below(values, limits), above(values, limits)
+    found = [low, high]
+    return [*found, np.clip(0.0, low, high)] if np.any((low < 0) & (high > 0)) else found
+
+
+def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any], *, always: bool) -> Any:
+    """What becomes of results where denormal operands are zeros, and where denormal results are."""
+    operands, tiny = [wide(arg) for arg in args], np.abs(values) < 2.0 * NORMAL
+    if always:
+        operands = [flushed(each) for each in operands]
+    limits = np.zeros(values.shape)
+    if tiny.any():
+        with np.errstate(all="ignore"):
+            kept = np.abs(exact(*(np.broadcast_to(each, values.shape)[tiny] for each in operands)))
+        limits[tiny] = np.maximum(np.abs(values[tiny]), np.minimum(kept, 2.0 * NORMAL))
+    small = [
+        (np.abs(each) - or_zero(bound(arg)) < NORMAL) & (each != 0) for each, arg in zip(operands, args, strict=True)
+    ]
+    if not any(each.any() for each in small):
+        return limits
+    with np.errstate(all="ignore"):
+        zeros = [np.where(here, np.copysign(0.0, each), each) for here, each in zip(small, operands, strict=True)]
+        other = np.asarray(exact(*zeros)).astype(np.float64)
+    return np.maximum(limits, np.where(np.logical_or.reduce(np.broadcast_arrays(*small)), apart(values, other), 0.0))
+
+
+def of_library(symbol: str) -> Rule:
+    """The rule of one of libdevice's functions."""
+    plain = _plain(symbol)
+    if plain in ("fmod", "remainder"):
+        return partial(pointwise.remainder, cut=np.rint if plain == "remainder" else np.trunc)
+    if plain == "fma":
+        return pointwise.fused
+    if plain == "fabs":
+        return pointwise.as_it_is
+    ulps = 0 if symbol in EXACT else ULPS.get(symbol, 1)
+    flushes: Flushes = "never" if symbol in DENORMAL else "maybe" if symbol in LOGARITHMS else "always"
+    return function(symbol, LIBRARY[symbol], ulps=ulps, flushes=flushes)
+
+
+_EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "floor", "ceil")},
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "erf": LIBRARY["__nv_erf"],
+}
+OF_FRACTIONS: dict[str, Rule] = {
+    "create_fadd": partial(pointwise.sum_of, sign=1.0),
+    "create_fsub": partial(pointwise.sum_of, sign=-1.0),
+    "create_fmul": pointwise.product_of,
+    "create_fma": pointwise.fused,
+    "create_fdiv": pointwise.quotient,
+    "create_precise_divf": partial(pointwise.quotient, exact=True),
+    "create_frem": pointwise.remainder,
+    "create_fabs": pointwise.as_it_is,
+    "create_maxnumf": partial(pointwise.extreme, largest=True),
+    "create_maximumf": partial(pointwise.extreme, largest=True),
+    "create_minnumf": partial(pointwise.extreme, largest=False),
+    "create_minimumf": partial(pointwise.extreme, largest=False),
+    "create_precise_sqrt": function("precise_sqrt", np.sqrt, ulps=0, flushes="never"),
+    **{
+        f"create_{name}": function(
+            name,
+            exact,
+            ulps=0 if name in ("floor", "ceil") else _ULPS.get(name, _MOST_ULPS),
+            flushes="always" if name in FLUSHED else "maybe",
+        )
+        for name, exact in _EXACT_FUNCTIONS.items()
+    },
+}
+"""Rules of the builder's methods."""
+ALWAYS = frozenset(
+    f"create_{name}"
+    for name in ("fmul", "fdiv", "exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
+)
+"""Those whose results may be inexact though all operands are exact, or have a loss to note."""
