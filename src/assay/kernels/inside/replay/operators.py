@@ -11,9 +11,10 @@ import torch
 
 from assay.kernels.inside.replay import inexact
 from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.operator_bounds import Call, after, cast, of_fill
 from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.triton.ledger import OutOfBoundsError
-from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
+from assay.kernels.program.form import DTYPES, Name, Operation, Value, Window, windows_in
 from assay.kernels.program.operations import CONSTANT_FILLS, EXACT, OF_MANY, base_name, role_of
 
 _OF_ONE, _OF_MANY = 4.0, 16.0
@@ -252,36 +253,75 @@ def _bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequen
     exact = [None] * len(operation.outs)
     if memory.bounds is None or role_of(operation) == "random":
         return exact
-    off = _last_bits(operation)
-    inputs = [] if role_of(operation) == "fill" else _operands(operation, operator)
-    limits = [inexact.bounds_of(memory, window) for window in inputs]
-    if not off and all(limit is None for limit in limits):
-        return exact
+    if role_of(operation) == "fill":
+        return _of_fill(memory, operation, operator) if base_name(operation) in ("arange", "linspace") else exact
+    off, inputs = _last_bits(operation), _operands(operation, operator)
+    operands, limits = [memory.tensor(each) for each in inputs], [inexact.bounds_of(memory, each) for each in inputs]
     if role_of(operation) == "move":
-        takes = (partial(inexact.as_tensor, memory), lambda window: memory.tensor(window).to(torch.float64))
-        moved, values = (_moved(operation, operator, take, torch.float64) for take in takes)
-        outs = operation.outs
-        return [inexact.cast(moved.expand(o.size).numpy(), values.expand(o.size).numpy(), o) for o in outs]
+        whole = any("float" not in out.dtype and out.dtype != "bool" for out in operation.outs)
+        if all(limit is None for limit in limits) and not (whole and any("float" in each.dtype for each in inputs)):
+            return exact
+        return _bounds_moved(memory, operation, operator)
+    if not off and all(limit is None for limit in limits) and base_name(operation) != "topk":
+        return exact
 
-    def compute(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = iter([operand.clone() for operand in operands])
+    def compute(operands: Sequence[torch.Tensor], *, sizes: bool = False) -> list[torch.Tensor]:
+        given = iter([operand.to(torch.float64) if sizes else operand.clone() for operand in operands])
         own = _own_outs(operator, operation, memory.device)
         named = {name: _with(value, given) for name, value in operation.kwargs if name not in own}
+        if sizes:
+            own = {name: each.to(torch.float64) for name, each in own.items()}
+            named = {name: _as_size(value) for name, value in named.items()}
         with torch.no_grad():
             return _flat(operator(*(_with(value, given) for value in operation.args), **named, **own))
 
-    operands = [memory.tensor(window) for window in inputs]
-    if off:
-        adds = base_name(operation) in ("sum", "prod", "arange")
-        return inexact.of_machines(operands, limits, compute, operation.line, last_bits=off, adds=adds)
-    return inexact.of_arithmetic(operands, limits, compute, operation.line)
+    ends = partial(_ends, memory, operation, operator)
+    return after(Call(base_name(operation), operands, limits, compute, ends, off, operation.line))
+
+
+def _of_fill(memory: Memory, operation: Operation, operator: Any) -> Sequence[Any]:
+    """The bounds of a range of fractions."""
+    own = _own_outs(operator, operation, "cpu")
+    named = {name: _real(memory, value, "cpu") for name, value in operation.kwargs}
+    return [of_fill(each, _OF_ONE) for each in _flat(operator(*operation.args, **named | own))]
+
+
+def _bounds_moved(memory: Memory, operation: Operation, operator: Any) -> Sequence[Any]:
+    """The bounds of elements that are taken elsewhere, each rounded to the type that it has there."""
+    seen = [window.dtype for window in _operands(operation, operator)]
+    source = max(seen, key=lambda each: ("float" in each, DTYPES[each]))
+    if base_name(operation) == "copy":
+        source = seen[-1]
+    kind = getattr(torch, source)
+    takes = (partial(inexact.as_tensor, memory), lambda window: memory.tensor(window).to(torch.float64))
+    moved, values = (_moved(operation, operator, take, torch.float64) for take in takes)
+    return [
+        cast(moved.expand(out.size).numpy(), values.expand(out.size).to(kind), getattr(torch, out.dtype))
+        for out in operation.outs
+    ]
+
+
+def _as_size(value: Any) -> Any:
+    """A factor without its sign, and a type that holds all sizes."""
+    if isinstance(value, torch.dtype):
+        return torch.float64
+    return abs(value) if isinstance(value, float | int) and not isinstance(value, bool) else value
+
+
+def _ends(memory: Memory, operation: Operation, operator: Any, name: str) -> tuple[Any, Any]:
+    """Values and bounds of an argument by its name, a tensor or a number."""
+    value = _given(operation, operator).get(name)
+    if isinstance(value, Window):
+        limits = inexact.bounds_of(memory, value)
+        return memory.tensor(value).to(torch.float64).numpy(), 0.0 if limits is None else limits
+    if value is None:
+        value = next((each.default_value for each in operator._schema.arguments if each.name == name), None)
+    return (float(value) if isinstance(value, bool | int | float) else math.nan), 0.0
 
 
 def _last_bits(operation: Operation) -> float:
     """By how many last bits machines differ in what an operator computes."""
     name = base_name(operation)
-    if role_of(operation) == "fill":
-        return _OF_ONE if name in ("linspace", "arange") else 0.0
     if role_of(operation) == "move" or (name in EXACT and not _has_factor(operation)):
         return 0.0
     return _OF_MANY if name in OF_MANY else _OF_ONE

@@ -1,0 +1,161 @@
+"""What each of PyTorch's operators between launches makes of error bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+
+from assay.kernels.inside.replay import inexact, operators
+from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.operator_bounds import Call, after
+from assay.kernels.inside.triton.error_bounds.memory import Bounds
+from support.programs import N, launch, made, operation, window
+
+
+def left(
+    name: str,
+    *args: Any,
+    first: float = 1.0,
+    limit: float = 0.0,
+    other: float = 2.0,
+    outs: Any = None,
+    of: str = "float32",
+    **kwargs: Any,
+) -> Any:
+    """The bounds of what an operator leaves of storage 0, whose numbers are all `first` and off by `limit`, and of
+    storage 2, of exact numbers that are all `other`."""
+    outs = outs or (window(1),)
+    step = operation(name, *args, outs=outs, **kwargs)
+    program = made(forward=[step, launch()], outputs=[outs[0]], storages=[8 * N] * 4)
+    memory = Memory(program)
+    memory.bounds = Bounds([raw.data_ptr() for raw in memory.raw], [len(raw) for raw in memory.raw])
+    for given, value in ((program.inputs[0], first), (program.params[0][1], other)):
+        memory.tensor(given).fill_(value)
+    if limit:
+        inexact.note(memory, program.inputs[0], np.full(N, limit))
+    operators.run(memory, program.forward[0])  # type: ignore[arg-type]
+    found = inexact.bounds_of(memory, program.forward[0].outs[-1])  # type: ignore[union-attr]
+    return np.zeros(1) if found is None else found
+
+
+UNKNOWN: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a remainder over a period": (("remainder.Scalar", window(0), 0.5), {"limit": 0.25}),
+    "a remainder by what is inexact": (("remainder.Tensor", window(2), window(0)), {"limit": 1e-6}),
+    "a tangent of a large bound": (("tan.default", window(0)), {"limit": 0.2}),
+    "a tangent across its pole": (("tan.default", window(0)), {"first": 1.57, "limit": 0.01}),
+    "a quotient by next to nothing": (("div.Tensor", window(2), window(0)), {"first": 0.1, "limit": 0.2}),
+    "an inverse of next to nothing": (("reciprocal.default", window(0)), {"first": 0.1, "limit": 0.2}),
+    "a negative power of next to nothing": (("pow.Tensor_Scalar", window(0), -2.0), {"first": 0.1, "limit": 0.2}),
+    "an inexact power of next to nothing": (("pow.Tensor_Tensor", window(0), window(0)), {"first": 0.1, "limit": 0.2}),
+    "a logarithm of next to nothing": (("log.default", window(0)), {"first": 0.1, "limit": 0.2}),
+    "an inverse matrix": (
+        ("linalg_inv_ex.default", window(0, (2, 2))),
+        {"limit": 1e-6, "outs": (window(1, (2, 2)), window(3, (), "int32"))},
+    ),
+    "what is anything, clamped": (("clamp.default", window(0), 0.0, 1.0), {"limit": np.inf}),
+    "places of inexact numbers": (
+        ("sort.default", window(0)),
+        {"limit": 1e-6, "outs": (window(1), window(3, dtype="int64"))},
+    ),
+    "places of equals": (("topk.default", window(0), 2), {"outs": (window(1, (2,)), window(3, (2,), "int64"))}),
+    "the place of the largest": (("argmax.default", window(0)), {"limit": 1e-6, "outs": (window(1, (), "int64"),)}),
+    "a product too large in another order": (("prod.default", window(0)), {"first": 1e30, "outs": (window(1, ()),)}),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_lies_between_the_ends_may_be_anything(name: str) -> None:
+    args, said = UNKNOWN[name]
+    assert np.isinf(left(*args, **said)).all()
+
+
+NEAR: dict[str, tuple[tuple[Any, ...], dict[str, Any], float]] = {
+    "a sine": (("sin.default", window(0)), {"limit": 1e-3}, 1e-3),
+    "a sine over a turn": (("sin.default", window(0)), {"limit": 2 * np.pi}, 2.0),
+    "a square around 0": (("square.default", window(0)), {"first": 0.0, "limit": 0.1}, 0.02),
+    "a size around 0": (("abs.default", window(0)), {"first": 0.1, "limit": 0.2}, 0.4),
+    "an even power around 0": (("pow.Tensor_Scalar", window(0), 2.0), {"first": 0.1, "limit": 0.1}, 0.06),
+    "a hyperbolic cosine": (("cosh.default", window(0)), {"first": 0.1, "limit": 0.1}, 0.0301),
+    "a remainder": (("remainder.Scalar", window(0), 0.7), {"limit": 1e-3}, 2e-3),
+    "a sum": (("sum.default", window(0)), {"limit": 1e-3, "outs": (window(1, ()),)}, 1e-3 * N),
+    "a mean": (("mean.default", window(0)), {"limit": 1e-3, "outs": (window(1, ()),)}, 1e-3),
+    "a product of matrices": (
+        ("dot.default", window(0), window(2)),
+        {"limit": 1e-3, "other": -2.0, "outs": (window(1, ()),)},
+        2e-3 * N,
+    ),
+    "an infinite number": (("add.Tensor", window(0), window(2)), {"limit": 1e-3, "other": -np.inf}, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_a_rule_has_the_size_of_what_may_change(name: str) -> None:
+    args, said, size = NEAR[name]
+    found = left(*args, **said)
+    assert (found >= 0.99 * size).all() and (found <= 1.1 * size + 1e-6).all(), found
+
+
+def test_what_is_equal_to_a_number_may_lie_between_the_ends() -> None:
+    out = (window(1, dtype="bool"),)
+    assert (left("eq.Scalar", window(0), 1.0001, limit=1e-3, outs=out) > 0).all()
+    assert not left("eq.Scalar", window(0), 1.01, limit=1e-3, outs=out).any()
+    assert not left("ne.Scalar", window(0), 1.0, outs=out).any()
+
+
+@pytest.mark.parametrize("many", [2, N])
+def test_a_long_sum_has_as_many_roundings_as_any_order_may(many: int) -> None:
+    found = left("sum.default", window(0, (many,)), first=0.1, outs=(window(1, ()),))
+    sums = min(many - 1, 16 * np.sqrt(many))
+    assert float(found.max()) == pytest.approx(sums * 2**-23 * 0.1 * many, rel=0.3)
+
+
+CASTS: dict[str, tuple[float, float, str, float]] = {
+    "to a half": (1.0, 1e-6, "float16", 0.0),
+    "to either of two halves": (1.0 + 2**-11, 1e-6, "float16", 2**-10),
+    "to a half that may be infinite": (65519.996, 0.1, "float16", np.inf),
+    "to either of two denormal halves": (1.5 * 2**-24, 1e-12, "float16", 2**-24),
+    "to more bits": (1.0, 1e-6, "float64", 1e-6),
+    "to a whole number": (1.0, 1e-6, "int32", np.inf),
+    "of what is too large": (3e9, 0.0, "int32", np.inf),
+    "of what is too small": (-1.0, 0.0, "uint8", np.inf),
+    "of what a wider one holds": (3e9, 0.0, "int64", 0.0),
+    "of what even the widest does not hold": (2.0**63, 0.0, "int64", np.inf),
+    "of NaN": (np.nan, 0.0, "int32", np.inf),
+    "of NaN to a truth": (np.nan, 0.0, "bool", 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_a_cast_rounds_both_ends(name: str) -> None:
+    value, limit, to, size = CASTS[name]
+    out = (window(1, dtype=to),)
+    for found in (
+        left("_to_copy.default", window(0), first=value, limit=limit, outs=out, dtype={"dtype": to}),
+        left("copy_.default", out[0], window(0), first=value, limit=limit, outs=out),
+    ):
+        assert found == pytest.approx(size), found
+
+
+def test_a_choice_that_is_undecided_is_off_by_what_both_sides_differ() -> None:
+    condition, sides = torch.tensor([True, False, True]), (torch.full((3,), 5.0), torch.full((3,), 2.0))
+
+    def chosen(operands: Any, *, sizes: bool = False) -> list[torch.Tensor]:
+        return [torch.where(*operands)]
+
+    limits = [np.array([0.0, np.inf, np.inf]), None, None]
+    (found,) = after(Call("where", [condition, *sides], limits, chosen, lambda _: (0.0, 0.0), 0.0, 7))
+    assert found[0] == 0 and (found[1:] >= 3.0).all() and np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(("start", "end", "step"), [(0.1, 0.85, 0.1), (-0.35, 0.35, 0.1)])
+def test_a_range_of_fractions_is_off_by_roundings_of_steps_and_sums(start: float, end: float, step: float) -> None:
+    many = len(torch.arange(start, end, step))
+    found = left("arange.start_step", start, end, step, outs=(window(1, (many,)),))
+    assert (found >= 2**-23 * max(abs(start), end)).all()
