@@ -112,6 +112,7 @@ BOUNDARIES = {
     "assay.kernels.inside.replay.device_harness",
     "assay.kernels.inside.replay.reruns",
     "assay.kernels.inside.rounds",
+    "assay.kernels.inside.submission",
     "assay.kernels.inside.triton.running.turns",
     "assay.kernels.inside.timing.harness",
     "assay.server.tinker.app",

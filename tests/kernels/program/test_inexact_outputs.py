@@ -12,8 +12,9 @@ pytest.importorskip("triton")
 
 import torch
 
-from assay.kernels.inside.replay import inexact, operators
+from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.triton.error_bounds.memory import Bounds
 from support.kernel_graders import Bench
 from support.programs import N, launch, made, operation, window

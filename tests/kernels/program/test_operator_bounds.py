@@ -12,9 +12,10 @@ pytest.importorskip("triton")
 
 import torch
 
-from assay.kernels.inside.replay import inexact, operators
+from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.operator_bounds import Call, after
+from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.triton.error_bounds.memory import Bounds
 from support.programs import N, launch, made, operation, window
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.kernels.inside import submission
-from assay.kernels.inside.replay import inexact
 from assay.kernels.inside.replay.kernels import NotInLanguageError
 from assay.kernels.inside.replay.operators import ForgedError
+from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.replay.outputs.written import Own
 from assay.kernels.inside.replay.player import NO_KERNEL, Account, CompilerError, Machine, Manner, Player
 from assay.kernels.inside.tensors import WrongOutputError, digest, tensors_of

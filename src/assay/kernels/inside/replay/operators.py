@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from assay.kernels.inside.replay import inexact
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.operator_bounds import Call, after, cast, of_fill
+from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.triton.ledger import OutOfBoundsError
 from assay.kernels.program.form import DTYPES, Name, Operation, Value, Window, windows_in
