@@ -34,8 +34,8 @@ MAX_THREADS = 1024
 """Of a block."""
 REGISTERS = 65536
 """That a block can have."""
-_AT_ONCE, _PARTS = 8, 4
-"""Registers of a thread come eight at a time. A GPU has four parts, each with a quarter of the registers and warps."""
+_AT_ONCE = 8
+"""Registers that a thread is given at a time."""
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores")
 _ALL_STAGES = nvidia.CUDABackend.add_stages
@@ -115,9 +115,9 @@ class TooManyRegisters(OutOfResources):  # type: ignore[misc]
 
 
 def most_threads(registers: int) -> int:
-    """Threads of a block for which a GPU has so many registers each: what its driver says of a loaded kernel."""
+    """Threads of a block for which a GPU has so many registers each, as its driver says of a loaded kernel."""
     warp = 32 * -(-registers // _AT_ONCE) * _AT_ONCE
-    return min(MAX_THREADS, 32 * _PARTS * (REGISTERS // _PARTS // warp)) if warp else MAX_THREADS
+    return min(MAX_THREADS, 32 * (REGISTERS // warp)) if warp else MAX_THREADS
 
 
 def install(capability: int, shared_limit: int) -> None:
