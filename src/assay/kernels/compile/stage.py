@@ -100,7 +100,8 @@ async def compile_program(
         read_only: Let Triton read the kernels and not compile them, which checks types and the sizes of blocks in a
             hundredth of the time. The program may be one that nobody could allocate.
 
-    Returns: `unsupported` where the text is no program, or its kernels are not in the kernel language.
+    Returns: `unsupported` where the text is no program, its kernels are not in the kernel language, or the compiler
+    makes something of them that the replay does not compute.
 
     Raises:
         SandboxError: no job can be run here.
@@ -132,6 +133,9 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
         return CompileReport("rejected" if words else "failed", shortened(said), compiled, cpu_s)
     if report.get("too_many") is not False:
         return CompileReport("unsupported", TOO_MANY, compiled, cpu_s)
+    unknown = report.get("unknown")
+    if isinstance(unknown, list) and unknown and isinstance(unknown[0], dict):
+        return CompileReport("unsupported", shortened(_refusal(unknown[0])), compiled, cpu_s)
     raises = report.get("raises")
     if isinstance(raises, list) and raises and isinstance(raises[0], dict):
         return CompileReport("raises", shortened(_refusal(raises[0])), compiled, cpu_s)

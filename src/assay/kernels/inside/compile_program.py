@@ -60,6 +60,12 @@ NO_ALLOCATOR = (
     "So the launch raises. Call triton.set_allocator(f) before it, where f(size, alignment, stream) returns "
     'torch.empty(size, device="cuda", dtype=torch.int8)'
 )
+PRODUCT_MADE = (
+    "Triton's compiler makes a product of matrices (tl.dot, which rounds operands of float32 to TF32) of the sum of "
+    "products in this line, and the grader does not compute it that way. Write tl.dot yourself, with the "
+    "input_precision that you want, or swap the operands of the product (b[None, :, :] * a[:, :, None]), of which the "
+    "compiler makes none"
+)
 _WARM = """def softmax(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     row = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=0.0)
@@ -154,6 +160,8 @@ class Compiler:
         self.lost: Refused | None = None
         """What ends it all: a launch of which no variant compiles, a variant at which its autotuner raises, or one of
         which nothing is left."""
+        self.unknown: list[Refused] = []
+        """What compiles, and of which the replay knows nothing."""
         self.keys = [
             [self._key(place, number) for number in range(len(launch.variants))]
             for place, (_, launch) in enumerate(self.launches)
@@ -243,8 +251,11 @@ class Compiler:
         launch = self.launches[place][1]
         start = ahead_of_time.written()
         try:
-            kernel = ahead_of_time.compiled(*self._call(launch, launch.variants[number]))
+            call = self._call(launch, launch.variants[number])
+            kernel = ahead_of_time.compiled(*call)
             self._texts[key] = ahead_of_time.front_end_text()
+            for line in ahead_of_time.products_made(*call, FILE):
+                self.unknown.append(self._said(launch, self._translation.origin(line), PRODUCT_MADE))
             if read:
                 self._read.add(key)
                 return
@@ -272,10 +283,14 @@ class Compiler:
 
     def _refuse(self, key: str, launch: Launch, error: Exception, diagnostics: str) -> None:
         words = self._translation.words(error, diagnostics)
+        said = self._said(launch, words.line, words.text[:TEXT_CHARACTERS])
+        self.outcomes[key] = replace(said, passed_over=isinstance(error, PASSED_OVER))
+
+    def _said(self, launch: Launch, line: int, text: str) -> Refused:
+        """What is said of a line of the submission, and the line; of the launch's where it is 0."""
+        shown = self._lines.get(line, "").strip()[:LINE_CHARACTERS]
         name = self._kernels.functions[str(launch.kernel)].name
-        shown = self._lines.get(words.line, "").strip()[:LINE_CHARACTERS]
-        text = f"{words.text[:TEXT_CHARACTERS]}\n    {shown}" if shown else words.text[:TEXT_CHARACTERS]
-        self.outcomes[key] = Refused(name, words.line or launch.line, text, isinstance(error, PASSED_OVER))
+        return Refused(name, line or launch.line, f"{text}\n    {shown}" if shown else text)
 
     def report(self) -> Json:
         """What came of it, as plain data."""
@@ -286,6 +301,7 @@ class Compiler:
         return {
             "kernels": [{"name": self._names[key], **asdict(each)} for key, each in accepted[:KERNELS_TOLD]],
             "refused": [asdict(each) for each in told],
+            "unknown": [asdict(each) for each in self.unknown[:1]],
             "compiled": len(accepted),
             "refusals": len(refused),
             "left_out": len({key for keys in self.keys for key in keys} - self.outcomes.keys()),

@@ -26,12 +26,16 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 from triton.runtime import cache
 from triton.runtime.driver import driver
-from triton.runtime.errors import PTXASError
+from triton.runtime.errors import OutOfResources, PTXASError
 
-from assay.kernels.inside.triton import front_end, machine_code, stores
+from assay.kernels.inside.triton import front_end, machine_code, made_products, stores
 
 MAX_THREADS = 1024
 """Of a block."""
+REGISTERS = 65536
+"""That a block can have."""
+_AT_ONCE = 8
+"""Registers that a thread is given at a time."""
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores")
 _ALL_STAGES = nvidia.CUDABackend.add_stages
@@ -61,6 +65,8 @@ class Driver:
         """Whether kernels are read and not compiled (`read_only`)."""
         self.text = ""
         """The last kernel's first stage, as what compares it with others (`front_end`)."""
+        self.may_make = False
+        """Whether the last kernel reduces and, after its first stage, has dots: they may be made (`made_products`)."""
         self.resources: dict[bytes, tuple[int, int]] = {}
         """Registers and bytes of spills of a cubin."""
         self.faults: dict[bytes, str] = {}
@@ -86,7 +92,32 @@ class Driver:
     def _load(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """Module, function, registers, spills (in words), most threads; nothing is loaded."""
         registers, spills = self.resources.get(cubin, (0, 0))
-        return 1, 1, registers, spills // 4, MAX_THREADS
+        return 1, 1, registers, spills // 4, most_threads(registers)
+
+
+class TooManyRegisters(OutOfResources):  # type: ignore[misc]
+    """A launch of more threads than a GPU has registers for. As Triton has it, but it says what is the matter."""
+
+    def __init__(self, threads: int, most: int, registers: int) -> None:
+        super().__init__(threads, most, "threads")
+        self.registers = registers
+
+    def __str__(self) -> str:
+        return (
+            f"out of resource: registers. The kernel is compiled to {self.registers} registers a thread, of which a "
+            f"GPU has enough for {self.limit} threads a block ({REGISTERS} registers in all), and it is launched with "
+            f"{self.required}: the launch fails. Leave maxnreg out, so that the compiler keeps to what there is, give "
+            "a smaller one, or launch fewer warps"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.required, self.limit, self.registers)
+
+
+def most_threads(registers: int) -> int:
+    """Threads of a block for which a GPU has so many registers each, as its driver says of a loaded kernel."""
+    warp = 32 * -(-registers // _AT_ONCE) * _AT_ONCE
+    return min(MAX_THREADS, 32 * (REGISTERS // warp)) if warp else MAX_THREADS
 
 
 def install(capability: int, shared_limit: int) -> None:
@@ -112,7 +143,9 @@ def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -
     first = found["ttir"]
 
     def read(module: Any, metadata: dict[str, Any]) -> Any:
+        reduces = made_products.reduces(module)
         module = first(module, metadata)
+        driver.active.may_make = reduces and made_products.multiplies(module)
         driver.active.text = front_end.digest(str(module))
         return module
 
@@ -150,8 +183,15 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
     Raises:
         Exception: whatever the compiler says against it; `OutOfResources` where it needs more than the GPU has.
     """
+    driver.active.may_make = False
     kernel = function.run(grid=None, warmup=True, **arguments, **options)
-    kernel._init_handles()
+    try:
+        kernel._init_handles()
+    except OutOfResources as error:
+        registers = driver.active.resources.get(kernel.kernel, (0, 0))[0]
+        if error.name != "threads" or most_threads(registers) == MAX_THREADS:
+            raise
+        raise TooManyRegisters(error.required, error.limit, registers) from None
     return kernel
 
 
@@ -160,6 +200,16 @@ def front_end_text() -> str:
     known, or refused it itself."""
     found, driver.active.text = str(driver.active.text), ""
     return found
+
+
+def products_made(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], file: str) -> list[int]:
+    """The lines of the kernel compiled last in which the compiler made a product of matrices of a sum; 0 for a line
+    that is not known. Arguments as for `compiled`."""
+    if not driver.active.may_make:
+        return []
+    capability = driver.active.get_current_target().arch
+    launch = front_end.Launch(function, arguments, options, capability)
+    return made_products.lines(launch.with_places(), file)
 
 
 def usage(kernel: Any) -> Usage:

@@ -62,7 +62,7 @@ class Translation:
     def translated(self, said: str) -> str:
         """Names and lines of the generated text as the submission's."""
         said = said.replace(tempfile.gettempdir() + os.sep, "")
-        said = _PLACE.sub(lambda place: f"line {self._origin(int(place[1]))}", said)
+        said = _PLACE.sub(lambda place: f"line {self.origin(int(place[1]))}", said)
         for name, own in self._names.items():
             said = said.replace(name, own)
         return _VARIABLE.sub("", said)
@@ -70,7 +70,8 @@ class Translation:
     def _line(self, error: CompilationError) -> int:
         begin = self._begins.get(error.src or "")
         place = getattr(error.node, "lineno", None)
-        return self._origin(begin + place - 1) if begin is not None and place is not None else 0
+        return self.origin(begin + place - 1) if begin is not None and place is not None else 0
 
-    def _origin(self, line: int) -> int:
+    def origin(self, line: int) -> int:
+        """The submission's line of a line of the generated text; 0 for none."""
         return self._text.origins[line - 1] if 1 <= line <= len(self._text.origins) else 0

@@ -70,16 +70,29 @@ class Launch:
     def text(self) -> str:
         """The kernel's first stage, without names and places of the source: lines are no part of it."""
         knobs.compilation.disable_line_info = True
-        compiler = self._backend
-        options = compiler.parse_options({**vars(self._options), **self._source.parse_options()})
+        stages: dict[str, Any] = {}
+        module = self._module()
+        self._backend.add_stages(stages, self._compiled_with(), self._source.language)
+        return str(stages["ttir"](module, {}))
+
+    def with_places(self) -> Any:
+        """The kernel as it is read, before the first stage, with the places of the source."""
+        with knobs.compilation.scope():
+            knobs.compilation.disable_line_info = False
+            return self._module()
+
+    def _compiled_with(self) -> Any:
+        return self._backend.parse_options({**vars(self._options), **self._source.parse_options()})
+
+    def _module(self) -> Any:
+        compiler, options = self._backend, self._compiled_with()
         context = ir.context()
         ir.load_dialects(context)
         compiler.load_dialects(context)
         generate, modules = compiler.get_codegen_implementation(options), compiler.get_module_map()
         module = self._source.make_ir(compiler.target, options, generate, modules, context)
-        stages: dict[str, Any] = {}
-        compiler.add_stages(stages, options, self._source.language)
-        return str(stages["ttir"](module, {}))
+        module.context = context  # which a module does not hold
+        return module
 
 
 def digest(text: str) -> str:

@@ -1,0 +1,132 @@
+"""What the compiler makes of right kernels: products of matrices that nobody asked for, and too many registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from assay.kernels.compile.stage import CompileReport, compile_program, compiled_part, program_report
+from assay.kernels.compile.toolkit import triton_executables
+from assay.kernels.inside.triton.ahead_of_time import most_threads
+from assay.sandbox import JobResult, Limits
+from assay.sandbox.local import LocalConfig, LocalSandbox
+from support.kernel_graders import Bench
+from support.recorded_programs import BODY_LINE, LAUNCH_LINE, module, recorded_text
+from support.sandboxes import FEATURES, needs_walls
+
+pytestmark = needs_walls
+LIMITS = Limits(wall_s=60, cpu_s=20, memory_mb=4096)
+
+Compile = Callable[[str], CompileReport]
+
+
+@pytest.fixture(scope="module")
+def compiled(bench: Bench) -> Iterator[Compile]:
+    sandbox = LocalSandbox(LocalConfig(workers=1, executables=triton_executables()), FEATURES)
+    yield lambda code: bench.wait(compile_program(sandbox, recorded_text(bench, code), limits=LIMITS))
+    bench.wait(sandbox.close())
+
+
+def summing(terms: str, then: str = "", head: str = "") -> str:
+    """A kernel that sums the terms made of two matrices."""
+    body = (
+        "k = tl.arange(0, 16)\nat = k[:, None] * 16 + k[None, :]\na = tl.load(x + at)\nb = tl.load(x + 256 + at)\n"
+        f"{then or 'pass'}\nfound = {terms}\nv += tl.sum(tl.sum(found, 1), 0)"
+    )
+    return module(body, head=head)
+
+
+SUM_LINE = BODY_LINE + 5
+HELPER = "@triton.jit\ndef helper(a, b):\n    return tl.sum(a[:, :, None] * b[None, :, :], 1)"
+MADE = {
+    "plain": (summing("tl.sum(a[:, :, None] * b[None, :, :], 1)"), SUM_LINE),
+    "less zero": (summing("tl.sum(a[:, :, None] * b[None, :, :] - 0.0, 1)"), SUM_LINE),
+    "by one": (summing("tl.sum(a[:, :, None] * b[None, :, :] / 1.0, 1)"), SUM_LINE),
+    "to and fro": (summing("tl.sum(tl.trans(tl.trans(a[:, :, None] * b[None], 0, 2, 1), 0, 2, 1), 1)"), SUM_LINE),
+    "added to": (summing("a + tl.sum(a[:, :, None] * b[None, :, :], 1)"), SUM_LINE),
+    "beside its equal": (summing("tl.dot(a, b) + tl.sum(a[:, :, None] * b[None, :, :] - 0.0, 1)"), SUM_LINE),
+    "equal with a total": (summing("a + tl.sum(a[:, :, None] * b[None], 1)", "c = a + tl.dot(a, b)"), SUM_LINE),
+    "of a dot": (summing("tl.sum(tl.dot(a, b)[:, :, None] * b[None, :, :], 1)"), SUM_LINE),
+    "in a helper": (summing("helper(a, b)", head=HELPER), 0),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_product_that_the_compiler_makes_of_a_sum_is_told(bench: Bench, compiled: Compile, name: str) -> None:
+    code, line = MADE[name]
+    line = line or code.split("\n").index("    return tl.sum(a[:, :, None] * b[None, :, :], 1)") + 1
+    report = compiled(code)
+    assert report.outcome == "unsupported", report
+    assert "makes a product of matrices" in report.message and f": line {line}: " in report.message
+    assert len(report.message) < 800 and report.message.endswith(code.split("\n")[line - 1].strip())
+
+
+OWN = {
+    "a dot": "tl.dot(a, b)",
+    "a dot and a total": "tl.dot(a, b) + a",
+    "a total and a dot": "a + tl.dot(a, b, input_precision='ieee')",
+    "its equal": "tl.dot(a, b) + tl.dot(a, b)",
+    "a dot of a dot": "tl.dot(tl.dot(a, b), b, acc=a)",
+    "the other way round": "tl.sum(b[None, :, :] * a[:, :, None], 1)",
+    "another sum beside a dot": "tl.dot(a, b) + tl.sum(b[None, :, :] * a[:, :, None], 1)",
+    "unlike products": "tl.dot(a, b) + tl.sum(a[:, :, None] * b[None, :, :] + 1.0, 1)",
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_products_that_a_kernel_asks_for_are_its_own(bench: Bench, compiled: Compile, name: str) -> None:
+    report = compiled(summing(OWN[name]))
+    assert (report.outcome, report.message) == ("ok", "")
+
+
+def test_products_in_loops_that_are_unrolled_are_a_kernels_own(bench: Bench, compiled: Compile) -> None:
+    loop = "for turn in tl.range(0, 4, loop_unroll_factor=2):\n    a = tl.dot(a, b) + a"
+    report = compiled(summing("tl.dot(a, b) + b", loop))
+    assert (report.outcome, report.message) == ("ok", "")
+
+
+def test_a_forged_report_of_a_product_is_told_in_plain_text() -> None:
+    report = {"kernels": [], "refused": [], "lacking": [], "lost": False, "too_many": False}
+    forged = {**report, "unknown": [{"kernel": "k\x1b", "line": True, "text": 5}]}
+    found = program_report(JobResult("ok", "", report=forged), LIMITS)
+    assert found.outcome == "unsupported" and "\x1b" not in found.message
+
+
+MANY = "@triton.jit\ndef many(x, out, BLOCK: tl.constexpr):\n    i = tl.arange(0, BLOCK)\n    a = tl.load(x + i)\n"
+MANY += "    b, c, d = a * 2.0, a * a, a + 5.0\n    e = d * d\n    tl.debug_barrier()\n"
+MANY += (
+    "    f = tl.max(b * c, 0) + tl.max(c * d, 0) + tl.max(d * e, 0) + tl.max(b * e, 0)\n    tl.store(out + i, a * f)"
+)
+
+
+def with_registers(elements: int, options: str, tuned: str = "") -> str:
+    return module(head=tuned + MANY, launch=f"many[(1,)](x, out, BLOCK={elements}{options})")
+
+
+def test_a_launch_of_more_registers_than_a_gpu_has_is_rejected(bench: Bench, compiled: Compile) -> None:
+    report = compiled(with_registers(32768, ", num_warps=32, maxnreg=255"))
+    assert report.outcome == "rejected"
+    assert f": line {LAUNCH_LINE + MANY.count(chr(10)) + 3}: " in report.message
+    assert "out of resource: registers" in report.message and "launched with 1024" in report.message
+
+
+@pytest.mark.parametrize("options", [", num_warps=32", ", num_warps=32, maxnreg=64", ", num_warps=8, maxnreg=255"])
+def test_as_many_registers_as_a_gpu_has_are_taken(bench: Bench, compiled: Compile, options: str) -> None:
+    assert compiled(with_registers(16384, options)).outcome == "ok"
+
+
+def test_a_configuration_of_too_many_registers_is_passed_over(bench: Bench, compiled: Compile) -> None:
+    warps = ", ".join(f"triton.Config({{}}, num_warps=32, maxnreg={most})" for most in (255, 64))
+    code = with_registers(32768, "", f"@triton.autotune([{warps}], key=[])\n")
+    report = compiled(code)
+    assert report.outcome == "ok" and "1 of 2 configurations do not compile" in report.message
+    text = recorded_text(bench, code)
+    assert '"maxnreg":255' in text and '"maxnreg":255' not in compiled_part(text, report)
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads"), [(0, 1024), (32, 1024), (64, 1024), (65, 896), (128, 512), (129, 480), (255, 256)]
+)
+def test_threads_that_registers_leave_room_for(registers: int, threads: int) -> None:
+    assert most_threads(registers) == threads
