@@ -9,7 +9,7 @@ import chz
 import pytest
 
 from assay.errors import ReferenceModelError
-from assay.kernels.inside.triton.stores import most_bytes
+from assay.kernels.inside.triton.compiled.stores import most_bytes
 from assay.kernels.numerics.reference import ReferenceProcess
 from assay.kernels.numerics.shapes import MAX_VALUES, shapes_of_answer
 from assay.kernels.problems.scaling import scale

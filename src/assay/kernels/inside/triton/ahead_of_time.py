@@ -28,7 +28,8 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from assay.kernels.inside.triton import front_end, machine_code, made_products, stores
+from assay.kernels.inside.triton import front_end
+from assay.kernels.inside.triton.compiled import machine_code, made_products, stores
 
 MAX_THREADS = 1024
 """Of a block."""

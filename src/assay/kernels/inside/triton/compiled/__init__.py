@@ -1,0 +1,1 @@
+"""What Triton's compiler has made of a kernel."""
