@@ -50,9 +50,12 @@ class Stream:
 
     device = torch.device("cuda", 0)
     device_index = priority = 0
+    several = False
+    """Whether there ever was one beside the caller's."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         gpu_named(device)
+        Stream.several = bool(_known)
         _known.add(self)
         self.clock: _Clock = {}
         self._before: list[Stream] = []
@@ -178,7 +181,8 @@ class _Order:
     def made(self, storage: torch.UntypedStorage) -> None:
         """Memory is made on the current stream. Raises what `add` does where it may be that of one that is gone."""
         self._check_gone("this call makes")
-        for place in [place for place in self._alive if is_gone(self._made[place][0])]:
+        # On one stream memory may be given away at any time, and to look each time would take quadratic time.
+        for place in [place for place in self._alive if is_gone(self._made[place][0])] if Stream.several else ():
             self._alive.discard(place)
             owner = id(self._made[place][1])
             self._debts[owner] = max(self._debts.get(owner, 0), self._uses.get(place, {}).get(owner, 0))
