@@ -176,10 +176,12 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     of_threads = a.data.dtype in (np.float32, np.float64) and input_precision == _IEEE
     terms = wide(a).shape[-1]
     roundings = (terms + 1) / 2.0 if of_threads else (terms // _AT_ONCE + 1) * (_AT_ONCE + 1)
-    if not wide(d).any() and bound(d) is None:  # a sum that takes the product is made with it
-        of_whole = np.broadcast_to(whole, found.data.shape)
-        found.attr[JOINS] = Joins(size, of_whole, roundings * last_bit / epsilon(found.dtype), False)
-    limits = limits + np.where(exact & (limits == 0), 0.0, roundings * last_bit * sums)
+    kept = np.broadcast_to(exact & (limits == 0), found.data.shape)
+    if not wide(d).any() and bound(d) is None:
+        # A sum that takes the product is made with it: all its roundings count then, and most do already.
+        factor = roundings * last_bit / epsilon(found.dtype)
+        found.attr[JOINS] = Joins(np.where(kept, size, 0.0), kept & whole, factor, False)
+    limits = limits + np.where(kept, 0.0, roundings * last_bit * sums)
     inexact = any(bound(side) is not None for side in (a, b, d))
     given = all(np.isfinite(wide(side)).all() for side in (a, b, d))
     limits = np.where(np.isfinite(wide(found)) | given, limits, UNKNOWN if inexact else 0.0)
