@@ -341,6 +341,23 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
         "x = tl.exp(a.to(tl.float64) * 0.37).to(tl.int64, bitcast=True)\n"
         "found = (((x - 1).to(tl.float64, bitcast=True) - tl.exp(1.11)) * 1e16).to(tl.float32)", 2.0,
     ),
+    "a whole power": trap("found = libdevice.pow(a, (b * 0.0).to(tl.int32) + 65535)", 0.1, a=(1.0001,)),
+    "a whole power beyond the range": trap("found = libdevice.pow(a, (b * 0.0).to(tl.int32) - 40)", INF, a=(10.0,)),
     "a logarithm": trap("found = tl.log(a)", 2 * 2.0**-26, a=(0.7789827,)),
 }  # fmt: skip
 """Cases in which a bound was once too small, and how large the first must be at least."""
+REFUSED = {
+    "a block of pointers cast": (
+        "found = tl.load((a_ptr + i).to(tl.pointer_type(tl.int8))).to(tl.float32)",
+        "UnsupportedError: a block of pointers cast to elements of another width",
+    ),
+    "a descriptor without rows": (
+        "t = tl.make_tensor_descriptor(a_ptr, [0, 16], [16, 1], [16, 16])\nfound = FLAT(t.load([0, 0]))",
+        "WrongValueError: a tensor descriptor with an extent below 1",
+    ),
+    "a descriptor with a negative stride": (
+        "t = tl.make_tensor_descriptor(a_ptr, [16, 16], [-16, 1], [16, 16])\nfound = FLAT(t.load([0, 0]))",
+        "WrongValueError: a tensor descriptor with a stride below 0",
+    ),
+}
+"""Lines of which a GPU makes something else than the interpreter does, and what is said of them."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.bound_kernels import GPUS, case_of
-from support.bounded_kernels import CANCELS, HONEST, MERELY_EQUAL, NO_VALUE, TRAPS, UNDECIDED
+from support.bounded_kernels import CANCELS, HONEST, MERELY_EQUAL, NO_VALUE, REFUSED, TRAPS, UNDECIDED
 from support.own_process import printed, program
 
 pytestmark = pytest.mark.skipif(
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 BOUNDED = {
     name: {**case_of(*found), "bounded": True}
     for name, found in (UNDECIDED | NO_VALUE | CANCELS | MERELY_EQUAL).items()
-}
+} | {name: {**case_of(lines), "bounded": True} for name, (lines, _) in REFUSED.items()}
 
 
 @cache
@@ -71,6 +71,11 @@ def test_a_bound_is_as_large_as_what_a_gpu_may_have(name: str) -> None:
     found, least = answers()[f"trap: {name}"], TRAPS[name][1]
     assert isinstance(found, list) and found[1][0] >= least, found
     assert isinstance(held()[name], dict) and not held()[name]["beyond"], held()[name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_gpu_takes_otherwise_is_refused(name: str) -> None:
+    assert str(answers()[name]).startswith(REFUSED[name][1]), answers()[name]
 
 
 def test_every_method_of_the_builder_has_a_rule() -> None:

@@ -36,6 +36,8 @@ def install(builder: Any) -> None:
     _guard_loads_and_stores(builder)
     _guard_atomics(builder)
     _mark_descriptors(builder)
+    _check_descriptors(builder)
+    _check_casts(builder)
     builder.create_barrier = _barrier
     builder.create_int_to_ptr = _int_to_ptr
     builder.create_ptr_to_int = _ptr_to_int
@@ -191,6 +193,42 @@ def _apart(function: Any) -> Any:
     return access
 
 
+def _check_descriptors(builder: Any) -> None:
+    """A GPU reads extents and strides of a descriptor as numbers without a sign."""
+    make = builder.create_make_tensor_descriptor
+
+    def create_make_tensor_descriptor(self: Any, base: Any, shape: Any, strides: Any, *rest: Any, **named: Any) -> Any:
+        if any(int(extent.data.item()) < 1 for extent in shape):
+            refuse(WrongValueError("a tensor descriptor with an extent below 1, which a GPU reads without its sign"))
+        if any(not 0 <= int(stride.data.item()) < _STRIDES for stride in strides):
+            refuse(WrongValueError("a tensor descriptor with a stride below 0, or beyond what a GPU takes"))
+        return make(self, base, shape, strides, *rest, **named)
+
+    builder.create_make_tensor_descriptor = create_make_tensor_descriptor
+
+
+_STRIDES = 1 << 36
+
+
+def _check_casts(builder: Any) -> None:
+    """Triton's compiler goes on to take the pointers of a block for neighbours once they point to other elements."""
+    cast = builder.create_bitcast
+
+    def create_bitcast(self: Any, src: Any, dst_type: Any) -> Any:
+        kinds = src.dtype.scalar, dst_type.scalar
+        if all(kind.is_ptr() for kind in kinds) and src.data.size > 1:
+            widths = [max(kind.element_ty.primitive_bitwidth, 8) for kind in kinds]  # truth values are bytes
+            if widths[0] != widths[1]:
+                refuse(UnsupportedError(_OF_BLOCKS))
+        return cast(self, src, dst_type)
+
+    builder.create_bitcast = create_bitcast
+
+
+_OF_BLOCKS = (
+    "a block of pointers cast to elements of another width: Triton's compiler takes them for neighbours as they were, "
+    "and a GPU comes to other elements. Cast the pointer before offsets are added to it"
+)
 _BITS = {np.dtype(np.float16): tl.int16, np.dtype(np.float32): tl.int32, np.dtype(np.float64): tl.int64}
 
 

@@ -74,6 +74,8 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushe
             limits = limits + np.where(
                 settled, 0.0, (ulps + pointwise.UNROUNDED) * last_bits(np.where(settled, 0.0, values), found.dtype)
             )
+        if "powi" in name:
+            limits = limits + _of_squarings(values, args, found.dtype)
         limits = _near_the_end(found, values, limits, exact, args, ulps)
         if name in TERMS:
             terms = TERMS[name](found.data, args[0].data)
@@ -81,6 +83,16 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushe
         return limits
 
     return rule
+
+
+def _of_squarings(values: Any, args: Sequence[Any], dtype: Any) -> Any:
+    """What is lost of a whole power, which a GPU makes by squaring, and of an inverse in the end: a rounding for each
+    factor; anything where that leaves the range."""
+    count = np.abs(wide(args[1]))
+    with np.errstate(all="ignore"):
+        powers = count * np.abs(np.log2(np.abs(wide(args[0]))))
+    inside = (powers < np.log2(LARGEST[dtype.scalar.name]) - 2.0) | (wide(args[0]) == 0) | (count == 0)
+    return np.where(inside, (count + 1.0) * last_bits(np.where(inside, values, 0.0), dtype), UNKNOWN)
 
 
 def _near_the_end(found: Any, values: Any, limits: Any, exact: Any, args: Sequence[Any], ulps: int) -> Any:
