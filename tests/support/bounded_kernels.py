@@ -222,6 +222,12 @@ _TINY = f"{_NOTHING}d = d + 1e-9\n"
 INF = float("inf")
 PLUS = {"plus": "def plus(x, y):\n    return x + y"}
 FUSED = {"a": (1.3,), "b": (1.6899998188018799,)}
+_CANCELS = (
+    "k = tl.arange(0, 16)\nrow = tl.where(k == 0, 4194304.0, tl.where(k == 1, -4194304.0, 0.0))[None, :]\n"
+    "m = tl.zeros((16, 16), tl.float32) + row\nc0 = (a * 0.0 + 0.3)[:, None]\n"
+)
+_PASSES = "x = tl.where(i < 2, 3e38, tl.where(i == 2, -3e38, a * 0.0))\n"
+"""Numbers that pass the largest one in a row, and not in another order."""
 TRAPS: dict[str, tuple[dict[str, Any], float]] = {
     "infinity times what may be less than nothing": trap(f"{_TINY}found = d * b", INF, b=(INF,)),
     "infinity and what may be infinite": trap(f"{_TINY}found = -1.0 / d + b", INF, b=(INF,)),
@@ -343,6 +349,78 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
     ),
     "a whole power": trap("found = libdevice.pow(a, (b * 0.0).to(tl.int32) + 65535)", 0.1, a=(1.0001,)),
     "a whole power beyond the range": trap("found = libdevice.pow(a, (b * 0.0).to(tl.int32) - 40)", INF, a=(10.0,)),
+    "a sum that goes on in a loop": trap(
+        "m = tl.reshape(a, (16, 16))\nacc = tl.zeros((16,), tl.float32)\nj = tl.arange(0, 16)[None, :]\n"
+        "for k in range(8):\n    acc += tl.sum(tl.where(j == k, m, 0.0), 1)\n"
+        "found = tl.reshape(tl.broadcast_to(acc[:, None], (16, 16)), (256,))", 1e-7,
+        a=tuple(1.0 + k / 777.0 for k in range(256)),
+    ),
+    "a number added to a product that cancels": trap(
+        f"{_CANCELS}found = tl.max(tl.dot(m, m * 0.0 + 1.0, input_precision='ieee') + c0, 1)", 0.2, a=(0.0,) * 16
+    ),
+    "the same with a step between that changes nothing": trap(
+        f"{_CANCELS}p = tl.dot(m, m * 0.0 + 1.0, input_precision='ieee') * 1.0\nfound = tl.max(p + c0, 1)", 0.2,
+        a=(0.0,) * 16,
+    ),
+    "the same in another shape": trap(
+        f"{_CANCELS}p = tl.trans(tl.trans(tl.dot(m, m * 0.0 + 1.0, input_precision='ieee')))\n"
+        "found = tl.max(p + c0, 1)", 0.2, a=(0.0,) * 16,
+    ),
+    "one cast of two": trap(
+        "x = (a * 0.0).to(tl.int32) + 16842753\nfound = x.to(tl.float32).to(tl.bfloat16).to(tl.float32)", 131072.0
+    ),
+    "a wide sum made narrow": trap(
+        "found = ((a * a).to(tl.float64) - b.to(tl.float64)).to(tl.float32)", 5.7e-8, **FUSED
+    ),
+    "an excess of a product": trap("found = libdevice.fdim(a * a, b)", 5.7e-8, **FUSED),
+    "a product that vanishes in a row": trap(
+        "found = tl.cumprod(tl.where(i == 2, 1e30, tl.where(i < 2, 1e-30, a * 0.0 + 1.0)), 0, reverse=True)", INF,
+        a=(1.0,) * 4,
+    ),
+    "a scan that is infinite in a row": trap(f"{_PASSES}found = tl.cumsum(x, 0, reverse=True)", INF, a=(1.0,) * 4),
+    "a sum that is infinite in some order": trap(f"{_PASSES}found = tl.sum(x, 0) + a * 0.0", INF, a=(1.0,) * 4),
+    "a product of matrices that is infinite in some order": trap(
+        "k = tl.arange(0, 16)\nrow = tl.where(k < 2, 3e38, tl.where(k == 2, -3e38, 0.0))[None, :]\n"
+        "m = (tl.zeros((16, 16), tl.float32) + row).to(tl.bfloat16)\n"
+        "found = tl.max(tl.dot(m, (m * 0.0 + 1.0).to(tl.bfloat16)), 1) + a", INF, a=(1.0,) * 16,
+    ),
+    "a long sum of one thread": trap(
+        "m = tl.where(tl.arange(0, 512)[:, None] == 0, 1.0, 2.9802322387695312e-08) + tl.zeros((512, 32), tl.float32)\n"
+        "found = tl.max(tl.sum(m, 0), 0) + a * 0.0", 4.2e-5,
+    ),
+    "a product of eight bits": trap(
+        "k = tl.arange(0, 32)\n"
+        "x = tl.zeros((32, 32), tl.float32) + tl.where(k == 0, 448.0, tl.where(k == 1, 1.0, 0.0))\n"
+        "p = tl.dot(x.to(tl.float8e4nv), tl.trans(x).to(tl.float8e4nv))\nfound = tl.max(p, 1) + a * 0.0", 1.0,
+        a=(1.0,) * 32,
+    ),
+    "an infinite exponential less a large number": trap("found = libdevice.exp(a) - 3e38", INF, a=(88.8,)),
+    "an exchange of lanes": trap(
+        "x = (a / b).to(tl.int32, bitcast=True)\n"
+        "found = tl.atomic_xchg(c_ptr.to(tl.pointer_type(tl.int32)) + i // 2, x)",
+        INF, a=(3.3, 3.7), out="int32",
+    ),
+    "a comparison and exchange of lanes": trap(
+        "x = tl.atomic_cas(c_ptr + i // 2, a * 0.0, a / b)\nfound = x", INF, a=(3.3, 3.7)
+    ),
+    "a partner of other bits": trap(
+        "p = tl.reshape((a / b).to(tl.int32, bitcast=True), (1, 2))\n"
+        "z = tl.reshape((a * 0.0 + 1.0).to(tl.int32, bitcast=True), (1, 2))\n"
+        "found = tl.reshape(z ^ tl.xor_sum(p, 1, keep_dims=True), (2,)).to(tl.float32, bitcast=True)", INF,
+        a=(3.0, 3.0),
+    ),
+    "a power of two that may be another": trap(
+        "n = (a / b * 1.2e7).to(tl.int32) - 11999997\nfound = libdevice.ldexp(a * 0.0 + 1.0, n)", 100.0
+    ),
+    "a sum in memory that was stored again": trap(
+        "tl.atomic_add(c_ptr + i * 0, a)\ntl.debug_barrier()\ntl.store(c_ptr + i * 0, a * 0.0 + 0.3)\n"
+        "tl.debug_barrier()\ntl.atomic_add(c_ptr + i * 0, a)\ntl.debug_barrier()\nfound = tl.load(c_ptr + i * 0)",
+        1e-6, a=(1.0,) * 4,
+    ),
+    "a denormal operand of TF32": trap(
+        "m = tl.zeros((16, 16), tl.float32) + 5.877471754111438e-39\n"
+        "found = tl.max(tl.dot(m, m * 0.0 + 1.0e30), 1) + a", 9e-8, a=(0.0,) * 16,
+    ),
     "a logarithm": trap("found = tl.log(a)", 2 * 2.0**-26, a=(0.7789827,)),
 }  # fmt: skip
 """Cases in which a bound was once too small, and how large the first must be at least."""

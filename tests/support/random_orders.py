@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
@@ -18,10 +19,16 @@ _TF32 = engine._ir.INPUT_PRECISION.TF32
 _TF32X3 = engine._ir.INPUT_PRECISION.TF32x3
 
 
+_OF_EIGHT_BITS = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
 def numbers(handle: Any) -> Any:
     """Values as float64."""
-    if handle.dtype.scalar == tl.bfloat16:
+    kind = handle.dtype.scalar
+    if kind == tl.bfloat16:
         return (handle.data.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    if kind in _OF_EIGHT_BITS:
+        return torch.from_numpy(handle.data.copy()).view(_OF_EIGHT_BITS[kind]).to(torch.float64).numpy()
     return handle.data.astype(np.float64)
 
 

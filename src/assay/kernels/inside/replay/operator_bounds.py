@@ -267,7 +267,7 @@ def _anything(call: Call) -> Any:
 
 def _summed(call: Call) -> Any:
     """Bounds of sums of many numbers, and of products of them: what comes through of those of the operands, and the
-    roundings of any order: as many as there are sums, or 16√n, since threads share long sums."""
+    roundings of any order: as many as there are sums."""
     (plain,) = call.compute(call.operands)
     sizes = [operand.to(torch.float64).abs() for operand in call.operands]
     given = [torch.zeros(()) if limit is None else torch.from_numpy(limit.copy()) for limit in call.limits]
@@ -285,7 +285,7 @@ def _summed(call: Call) -> Any:
     kind = own if call.name in _IN_OWN_TYPE or own.eps < torch.finfo(torch.float32).eps else torch.finfo(torch.float32)
     count = _added(call, plain)
     whole = all(bool((torch.round(each) == each).all()) for each in fractions) and call.name not in MEANS
-    roundings = np.where(whole & (most <= 2.0 / kind.eps), 0.0, np.minimum(count, 16.0 * np.sqrt(count))) * kind.eps
+    roundings = np.where(whole & (most <= 2.0 / kind.eps), 0.0, count) * kind.eps
     found = through + roundings * most
     if own.eps > kind.eps:
         found = np.where(found > 0, found + call.last_bits / 4.0 * own.eps * (np.abs(_wide(plain)) + found), 0.0)

@@ -255,7 +255,7 @@ def _bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequen
         return exact
     if role_of(operation) == "fill":
         return _of_fill(memory, operation, operator) if base_name(operation) in ("arange", "linspace") else exact
-    off, inputs = _last_bits(operation), _operands(operation, operator)
+    off, inputs = _bits_off(operation), _operands(operation, operator)
     operands, limits = [memory.tensor(each) for each in inputs], [inexact.bounds_of(memory, each) for each in inputs]
     if role_of(operation) == "move":
         whole = any("float" not in out.dtype and out.dtype != "bool" for out in operation.outs)
@@ -319,7 +319,7 @@ def _ends(memory: Memory, operation: Operation, operator: Any, name: str) -> tup
     return (float(value) if isinstance(value, bool | int | float) else math.nan), 0.0
 
 
-def _last_bits(operation: Operation) -> float:
+def _bits_off(operation: Operation) -> float:
     """By how many last bits machines differ in what an operator computes."""
     name = base_name(operation)
     if role_of(operation) == "move" or (name in EXACT and not _has_factor(operation)):

@@ -200,14 +200,16 @@ def _check_descriptors(builder: Any) -> None:
     def create_make_tensor_descriptor(self: Any, base: Any, shape: Any, strides: Any, *rest: Any, **named: Any) -> Any:
         if any(int(extent.data.item()) < 1 for extent in shape):
             refuse(WrongValueError("a tensor descriptor with an extent below 1, which a GPU reads without its sign"))
-        if any(not 0 <= int(stride.data.item()) < _STRIDES for stride in strides):
-            refuse(WrongValueError("a tensor descriptor with a stride below 0, or beyond what a GPU takes"))
+        size = numpy_dtype(base.get_element_ty()).itemsize
+        if any(not 0 <= int(stride.data.item()) * size < _BYTES_OF_STRIDES for stride in strides):
+            refuse(WrongValueError("a tensor descriptor with a stride below 0, or of 2^40 bytes or more"))
         return make(self, base, shape, strides, *rest, **named)
 
     builder.create_make_tensor_descriptor = create_make_tensor_descriptor
 
 
-_STRIDES = 1 << 36
+_BYTES_OF_STRIDES = 1 << 40
+"""A GPU takes fewer."""
 
 
 def _check_casts(builder: Any) -> None:

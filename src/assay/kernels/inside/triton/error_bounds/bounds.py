@@ -250,7 +250,7 @@ def rounded(found: Any, limits: Any, settled: Callable[[], Any]) -> Any:
     size = np.abs(values)
     limits = np.where(np.isnan(limits), UNKNOWN, limits)
     limits = np.where(limits > 0, limits + last_bits(size + limits, found.dtype), 0.0)
-    beyond = ~(size + limits <= LARGEST.get(found.dtype.scalar.name, np.inf))
+    beyond = ~(size + limits <= LARGEST[found.dtype.scalar.name])
     if not beyond.any():
         return limits
     return np.where(beyond & (limits != 0), np.where(settled(), 0.0, UNKNOWN), limits)

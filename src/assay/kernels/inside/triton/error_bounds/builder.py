@@ -129,8 +129,9 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         give(found, _specified(noted, limits), shared)
         if name in _NAMED:
             named(found)
-        if not cast and name not in _WITHOUT_LOSS:
-            for operand in known:
+        for operand in () if cast else known:
+            sharing.keep_origin(found, operand)
+            if name not in _WITHOUT_LOSS:
                 sharing.keep_loss(found, operand)
         if compares and bound(found) is not None:
             noted.decided()

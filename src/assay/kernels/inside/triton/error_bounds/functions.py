@@ -44,6 +44,8 @@ _SURELY_BEYOND = 1.0 + 2.0**-15
 _ULPS = {"log": 1, "log2": 1, "sqrt": 1}
 """Last bits by which the language's functions may be off; 2 of those that are not here."""
 _MOST_ULPS = 2
+_ADD = ("fdim",)
+"""Exact functions of libdevice that begin with a sum."""
 _PERIODIC: dict[str, tuple[float, float]] = {
     "sin": (1.0, 2.0),
     "cos": (1.0, 2.0),
@@ -53,14 +55,14 @@ _PERIODIC: dict[str, tuple[float, float]] = {
 """Functions that rise and fall: their steepest slope, and how far apart two results can be."""
 
 
-def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushes) -> Rule:
+def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushes, adds: bool = False) -> Rule:
     """The rule of a function that GPUs approximate. `exact`: NumPy's, or one of arrays of float64; `flushes`: whether
-    it takes denormal numbers of float32 for zero."""
+    it takes denormal numbers of float32 for zero; `adds`: it begins with a sum, though it is exact."""
 
     def rule(found: Any, *args: Any) -> Any:
         values = wide(found)
         limits: Any = np.zeros(values.shape)
-        if (ulps or "fdim" in name) and current().fuses:
+        if (ulps or adds) and current().fuses:
             args = tuple(_unrounded(arg) for arg in args)
         if any(bound(arg) is not None for arg in args):
             limits = spread(name, exact, values, args, found.data.dtype)
@@ -74,8 +76,6 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushe
             limits = limits + np.where(
                 settled, 0.0, (ulps + pointwise.UNROUNDED) * last_bits(np.where(settled, 0.0, values), found.dtype)
             )
-        if "powi" in name:
-            limits = limits + _of_squarings(values, args, found.dtype)
         limits = _near_the_end(found, values, limits, exact, args, ulps)
         if name in TERMS:
             terms = TERMS[name](found.data, args[0].data)
@@ -85,14 +85,19 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushe
     return rule
 
 
-def _of_squarings(values: Any, args: Sequence[Any], dtype: Any) -> Any:
-    """What is lost of a whole power, which a GPU makes by squaring, and of an inverse in the end: a rounding for each
-    factor; anything where that leaves the range."""
-    count = np.abs(wide(args[1]))
-    with np.errstate(all="ignore"):
-        powers = count * np.abs(np.log2(np.abs(wide(args[0]))))
-    inside = (powers < np.log2(LARGEST[dtype.scalar.name]) - 2.0) | (wide(args[0]) == 0) | (count == 0)
-    return np.where(inside, (count + 1.0) * last_bits(np.where(inside, values, 0.0), dtype), UNKNOWN)
+def _whole_power(rule: Rule) -> Rule:
+    """The rule of `powi`, from that of `pow`: a GPU makes a whole power by squaring, and an inverse in the end, with a
+    rounding for each factor. Where that leaves the range it is anything."""
+
+    def by_squaring(found: Any, base: Any, power: Any) -> Any:
+        values, size, count = wide(found), np.abs(wide(base)), np.abs(wide(power))
+        with np.errstate(all="ignore"):
+            inside = count * np.abs(np.log2(size)) < np.log2(LARGEST[found.dtype.scalar.name]) - 2.0
+        inside |= (size == 0) | (count == 0)
+        lost = (count + 1.0) * last_bits(np.where(inside, values, 0.0), found.dtype)
+        return np.where(inside, rule(found, base, power) + lost, UNKNOWN)
+
+    return by_squaring
 
 
 def _near_the_end(found: Any, values: Any, limits: Any, exact: Any, args: Sequence[Any], ulps: int) -> Any:
@@ -137,10 +142,8 @@ def spread(name: str, exact: Callable[..., Any], values: Any, args: Sequence[Any
         slope, widest = _PERIODIC[plain]
         limits = np.minimum(slope * bound(args[0]), widest)
         return np.where(np.isfinite(values) & (bound(args[0]) != UNKNOWN), limits, UNKNOWN)
-    corners, least = (
-        [_corners(arg) for arg in args],
-        0.0 if dtype is None else float(np.finfo(dtype).smallest_subnormal),
-    )
+    corners = [_corners(arg) for arg in args]
+    least = 0.0 if dtype is None else float(np.finfo(dtype).smallest_subnormal)
     with np.errstate(all="ignore"):
         found = [np.asarray(exact(*places)) for places in itertools.product(*corners)]
         found = [(each if dtype is None else each.astype(dtype)).astype(np.float64) for each in found]
@@ -209,7 +212,8 @@ def of_library(symbol: str) -> Rule:
         return pointwise.as_it_is
     ulps = 0 if symbol in EXACT else ULPS.get(symbol, 1)
     flushes: Flushes = "never" if symbol in DENORMAL else "maybe" if symbol in LOGARITHMS else "always"
-    return function(symbol, LIBRARY[symbol], ulps=ulps, flushes=flushes)
+    rule = function(symbol, LIBRARY[symbol], ulps=ulps, flushes=flushes, adds=plain in _ADD)
+    return _whole_power(rule) if plain == "powi" else rule
 
 
 _EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -146,18 +146,16 @@ class Bounds:
         """Add to the bounds of elements at some addresses, each as often as it is there."""
         for place, lanes, at in self._by_storage(pointers, mask):
             noted = self._of(place)
-            sums = noted.limits.copy()
-            np.add.at(sums, at, np.broadcast_to(limits, pointers.shape)[lanes])
             mixed = (noted.limits[at] != 0) & (noted.kinds[at] != kind.number)
-            self._note(place, at, kind, np.where(mixed, UNKNOWN, sums[at]))
+            np.add.at(noted.limits, at, np.broadcast_to(limits, pointers.shape)[lanes])
+            self._note(place, at, kind, np.where(mixed, UNKNOWN, noted.limits[at]))
 
     def widen(self, pointers: Any, mask: Any, limits: Any, kind: Kind) -> None:
         """Let elements at some addresses have at least some bounds."""
         for place, lanes, at in self._by_storage(pointers, mask):
             noted = self._of(place)
-            widest = noted.limits.copy()
-            np.maximum.at(widest, at, np.broadcast_to(limits, pointers.shape)[lanes])
-            self._note(place, at, kind, widest[at])
+            np.maximum.at(noted.limits, at, np.broadcast_to(limits, pointers.shape)[lanes])
+            self._note(place, at, kind, noted.limits[at])
 
     def summed(
         self, pointers: Any, mask: Any, terms: Any, before: Any, kind: Kind, most: float, epsilon: float
@@ -168,10 +166,8 @@ class Bounds:
             sizes, counts, whole = sums = self._sums_of(place)
             mine, start = (np.broadcast_to(each, pointers.shape)[lanes] for each in (terms, before))
             fresh = counts[at] == 0
-            sizes[at], whole[at] = (
-                np.where(fresh, np.abs(start), sizes[at]),
-                np.where(fresh, np.rint(start) == start, whole[at]),
-            )
+            sizes[at] = np.where(fresh, np.abs(start), sizes[at])
+            whole[at] = np.where(fresh, np.rint(start) == start, whole[at])
             earlier = _lost(sums, at, most, epsilon)
             np.add.at(sizes, at, np.abs(mine))
             np.add.at(counts, at, mine != 0)

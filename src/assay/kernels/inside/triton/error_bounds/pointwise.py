@@ -43,6 +43,7 @@ from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.ledger import current
 
 _EDGE = 2.0**-20
+"""How near the largest number a product is that may or may not pass it, as a part of that."""
 _SMALL = 2.0**64
 """Numbers that are small beside the last bit of the largest."""
 _DIVISION = 2

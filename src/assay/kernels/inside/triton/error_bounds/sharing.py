@@ -15,6 +15,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     MOST,
     NARROW,
     OF_WHOLE,
+    Joins,
     Lean,
     apart,
     bound,
@@ -37,6 +38,7 @@ PAIR = "exclusive or of a pair"
 """Attribute: two neighbours' names (`Lean.copies`) and bounds, whose bits were combined, and along which axis they
 lie."""
 
+_ORIGINS = frozenset((JOINS, NARROW, OF_WHOLE))
 _WAS = "narrow type"
 """Attribute of what was cast from it, and of products of such."""
 _NEARLY_ALL = 0.9
@@ -120,13 +122,20 @@ def of_bits(source: Any, limits: Any) -> Lean | None:
 def keep_loss(found: Any, operand: Any) -> None:
     """A compiler may drop a step that changes no bit, and fuse the product before it."""
     lost, data, before = loss_of_any(operand), found.data, operand.data
-    if data.shape != before.shape or data.dtype != before.dtype:
-        return
-    if lost is not None:
+    if lost is not None and data.shape == before.shape and data.dtype == before.dtype:
         _keep(found, operand, lost, np.abs(data) == np.abs(before) if data.dtype.kind == "f" else data == before)
-    kept = [name for name in (JOINS, NARROW, OF_WHOLE) if name in operand.attr and name not in found.attr]
-    if kept and np.array_equal(data, before):
-        found.attr.update({name: operand.attr[name] for name in kept})
+
+
+def keep_origin(found: Any, operand: Any) -> None:
+    """After such a step a value is made of what it was made of before."""
+    known, data, before = operand.attr.keys() & _ORIGINS, found.data, operand.data
+    if not known or data.dtype != before.dtype or not np.array_equal(data, before):
+        return
+    for name in known:
+        found.attr.setdefault(name, operand.attr[name])
+    if JOINS in known and (mine := found.attr[JOINS]) is not (other := operand.attr[JOINS]):
+        size, roundings = np.maximum(mine.size, other.size), max(mine.roundings, other.roundings)
+        found.attr[JOINS] = Joins(size, mine.whole & other.whole, roundings, mine.goes_on or other.goes_on)
 
 
 def keep_loss_of_cast(found: Any, operand: Any) -> None:

@@ -14,12 +14,11 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.error_bounds.bounds import JOINS, Joins, bound
+from assay.kernels.inside.triton.error_bounds.bounds import JOINS, bound, or_zero
 
 _LEAST, _SEED = 16, 5
 _AXIS, _OPERANDS = "axis added", "operands"
 """Attributes: of a matrix with another axis, which one it is, and the matrix; of a product, the matrices."""
-_ROUNDINGS = 64.0
 AS_MATRICES = "error bound as a product of matrices"
 """Attribute of such a sum."""
 
@@ -86,7 +85,7 @@ def _contracted(operation: Any, a: Any, b: Any) -> Any:
     total = engine.TensorHandle(np.zeros((shape[0], shape[2]), np.float32), tl.float32)
     product = builder.create_dot(a, b, total, engine._ir.INPUT_PRECISION.TF32, 0)
     found = operation.to_tensor(np.expand_dims(product.data, axis) if operation.keep_dims else product.data, tl.float32)
-    limits = bound(product)
-    found.handle.attr[JOINS] = product.attr.get(JOINS, Joins(0.0, np.False_, _ROUNDINGS, True))
-    found.handle.attr[AS_MATRICES] = np.zeros(product.data.shape) if limits is None else limits
+    if JOINS in product.attr:  # of calls with error bounds
+        found.handle.attr[JOINS] = product.attr[JOINS]
+        found.handle.attr[AS_MATRICES] = or_zero(bound(product)) + np.zeros(product.data.shape)
     return found
