@@ -10,8 +10,8 @@ from assay.kernels.program.judging.answers import Answers
 
 MOST_INEXACT = {"float64": 128.0, "float32": 128.0, "float16": 16.0, "bfloat16": 16.0}
 """How many times the tolerance an output may be off on a GPU, as far as error bounds tell, by the working precision.
-They add up what hardly ever comes together: of a norm after a product they may be 60 tolerances, of most honest kernels
-they are one. Narrow precisions have tolerances of a few last bits, so that fewer say as much."""
+They add up what hardly ever comes together: of a norm or a steep function after a long sum they may be 60 tolerances,
+of most honest kernels they are one. Narrow precisions have tolerances of a few last bits, so that fewer say as much."""
 MOST_OF_LARGE = 256.0
 """The same of inputs so large that exponentials make much of a last bit."""
 
