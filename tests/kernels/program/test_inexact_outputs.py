@@ -209,6 +209,11 @@ ENDS = {
     "its line": (with_more("tl.where(w == 0.0, 0.0, 5.0)"), "wrong", "compared in line"),
     "a branch": (with_more("0.0", "if tl.max(w, 0) > 0.0:\n    s = s * 2.0"), "wrong", "depends on the last bits"),
     "a large factor": (with_more("w * 1e6"), "wrong", "of its size, where"),
+    "a kernel that nothing needs, told first": (
+        with_more("w * 1e6").replace(" " * 8 + "return y", " " * 8 + "copied(x)\n" + " " * 8 + "return y"),
+        "cheat",
+        "copy_kernel",
+    ),
     "a small factor": (with_more("w * 0.01"), "ok", ""),
     "a question after a move": (
         with_more("tl.where(s == libdevice.sin(a * x), 0.0, 5.0)").replace(

@@ -45,6 +45,9 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
     return Outcome(end, message, line, found, "numerics", answers.passed, answers.total, cpu_s, facts, attempt.examined)
 
 
+_WRONG: frozenset[rules.Rule] = frozenset({"races", "state"})
+"""Rules whose findings make a submission wrong rather than a cheat."""
+
 Decision = tuple[End, str, int, Sequence[Finding]]
 
 
@@ -74,12 +77,13 @@ def _decide(
             "grading: keep all of the reference's parameters and buffers, under their names (or parameters in order)"
         )
         return "wrong", said, 0, ()
-    if said := inexact(answers, seen):
-        return "wrong", said, 0, ()
     findings = _findings(program, answers, seen, policy, starts(result))
-    if (refused := first_refused(findings)) is None:
-        return "ok", "", 0, findings
-    return ("wrong" if refused.rule in ("races", "state") else "cheat"), refused.message, refused.line, findings
+    refused = first_refused(findings)
+    if refused is not None and refused.rule not in _WRONG:
+        return "cheat", refused.message, refused.line, findings
+    if said := inexact(answers, seen):  # after the rules: those do not change with the inputs drawn
+        return "wrong", said, 0, findings
+    return ("ok", "", 0, findings) if refused is None else ("wrong", refused.message, refused.line, findings)
 
 
 def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
