@@ -169,6 +169,45 @@ def test_a_barrier_does_not_hold_back_descriptors(trials: Trials) -> None:
     assert outcome.end == "wrong" and "through a descriptor and through pointers" in outcome.message, outcome
 
 
+AT = "p = w + tl.program_id(0) * 4096\n"
+LEANING = {
+    "loaded after a store": STORED + "seen = tl.load(p + k)",
+    "stored after a store": STORED + "tl.store(p + k, k * 0 + 9)\nseen = k + 1",
+    "added to after a store": STORED + "tl.atomic_add(p + k, 1)\nseen = k + 1",
+    "loaded after a sum": AT + "tl.atomic_add(p + k, 1)\nseen = tl.load(p + k)",
+}
+IN_ORDER = {
+    "a barrier between": STORED + "tl.debug_barrier()\nseen = tl.load(p + k)",
+    "stored after a load": AT + "seen = tl.load(p + k) + 1\ntl.store(p + k, seen)",
+    "one element": AT + "tl.store(p, 1)\nseen = k + 1",
+    "other elements": STORED + "seen = tl.load(p + 1024 + k)",
+}
+
+
+@pytest.mark.parametrize("way", [*LEANING, *IN_ORDER])
+def test_what_leans_on_lanes_having_one_thread_is_told(trials: Trials, way: str) -> None:
+    lines = LEANING.get(way) or IN_ORDER[way]
+    outcome = trials.run(SNAKE, asking(lines, "tl.min(seen, 0) >= 0", "w, ", "work, ", WORK))
+    assert outcome.end == "ok", outcome
+    told = outcome.facts.get("same_lanes", [])
+    assert [(each["kernel"], each["shape"], each["bytes"]) for each in told] == [("asking", [512], 4)] * (
+        way in LEANING
+    )
+    assert all(each["line"] > 0 and each["storage"] > 0 for each in told)
+
+
+def test_more_forms_of_blocks_than_are_looked_up_are_wrong(trials: Trials) -> None:
+    forms = "".join(
+        f"j = tl.arange(0, {size})[{'None, ' * ones}:]\ntl.store(p + j, j)\nseen = tl.load(p + j) * 0\n"
+        "tl.debug_barrier()\n"
+        for ones in range(5)
+        for size in (128, 256, 512, 1024)
+    )
+    lines = AT + forms + "seen = k"
+    outcome = trials.run(SNAKE, asking(lines, "tl.min(seen, 0) >= 0", "w, ", "work, ", WORK))
+    assert outcome.end == "wrong" and "blocks of more than 16 forms" in outcome.message, outcome
+
+
 ONE = ("scan_by_one_thread", "exponentials_loaded_again", "sums_of_a_product_in_memory", "scan_by_way_of_memory")
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from assay.errors import MissingDependencyError
 from assay.kernels.base import shared_limit
@@ -38,7 +38,8 @@ CUDA_HARNESS = "assay.kernels.inside.compile_cuda"
 CUDA_LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=4096, tmp_mb=64)
 MESSAGE_CHARACTERS = 800
 
-KERNELS_TOLD = 64
+KERNELS_TOLD = BLOCKS_TOLD = 64
+NAME_CHARACTERS = 256
 NO_REPORT = "the compile job returned no report"
 TOO_MANY = "too many launches have configurations that do not compile; give only configurations that do"
 CRASHED = "a native part of the compiler crashed"
@@ -56,6 +57,16 @@ class CompiledKernel:
     """Per thread, stores."""
     threads: int | None = None
     """Per block."""
+
+
+class Block(NamedTuple):
+    """A form of blocks in which a kernel touches a storage."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    bytes: int
+    """Of an element."""
+    storage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,9 @@ class CompileReport:
     texts: tuple[str, ...] = ()
     """Of each launch, as many as are compared, a digest of what Triton's front end reads in its variants; empty where
     that is not known of one."""
+    uneven: frozenset[Block] | None = frozenset()
+    """Blocks and storages that a kernel touches with its threads spread in several ways; None where that is not
+    known."""
 
 
 async def compile_program(
@@ -152,7 +166,24 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     stored = report.get("stored")
     stored = stored if type(stored) is int and 0 <= stored < 1 << 62 else None
     texts = texts_of(report.get("texts"))
-    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored, texts)
+    uneven = _blocks(report.get("uneven"))
+    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored, texts, uneven)
+
+
+def _blocks(found: Json) -> frozenset[Block] | None:
+    """Forms of blocks, as a child reports them; None of anything else, and of more than are told."""
+    entries = found if isinstance(found, list) and len(found) <= BLOCKS_TOLD else [None]
+    blocks = [_block(entry) for entry in entries]
+    return None if None in blocks else frozenset(block for block in blocks if block is not None)
+
+
+def _block(entry: Json) -> Block | None:
+    if not (isinstance(entry, list) and len(entry) == 4 and isinstance(entry[1], list)):
+        return None
+    name, shape, size, storage = entry
+    if not isinstance(name, str) or not all(type(each) is int and 0 <= each < 1 << 32 for each in (*shape, *entry[2:])):
+        return None
+    return Block(plain_text(name)[:NAME_CHARACTERS], tuple(shape), size, storage)
 
 
 def texts_of(found: Json) -> tuple[str, ...]:

@@ -27,11 +27,12 @@ from triton.runtime.jit import get_jit_fn_file_line
 
 from assay.kernels import language
 from assay.kernels.inside.triton import ahead_of_time, front_end
+from assay.kernels.inside.triton.compiled import layouts
 from assay.kernels.inside.triton.compiler_words import FILE, PASSED_OVER, Translation
 from assay.kernels.inside.triton.front_end import LAUNCHES_TOLD
 from assay.kernels.inside.triton.stand_ins import argument
 from assay.kernels.language import CompilerText, Kernels
-from assay.kernels.program.form import Launch, Program, Step, Variant, table_of
+from assay.kernels.program.form import Launch, Program, Step, Variant, table_of, windows_in
 from assay.kernels.program.limits import UNALLOCATED
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.source_text import lines_of
@@ -52,7 +53,7 @@ _CHOSEN = (
     "An earlier launch of this kernel compiles in this configuration, and is tuned: it may choose it for this launch, "
     "which is not tuned again and raises. Add to `key` what differs, or leave this configuration out"
 )
-KERNELS_TOLD = 64
+KERNELS_TOLD = BLOCKS_TOLD = 64
 TEXT_CHARACTERS = 2000
 LINE_CHARACTERS = 120
 NO_ALLOCATOR = (
@@ -155,6 +156,8 @@ class Compiler:
         self._texts: dict[str, str] = {}
         """What Triton's front end read in each: `front_end.digest`, or that a tuner passes over it."""
         self._names: dict[str, str] = {}
+        self._spreads: dict[str, frozenset[layouts.Spread]] = {}
+        """How each spreads its accesses over threads."""
         self._read: set[str] = set()
         """What was read and is not refused: launches may have it in common."""
         self.lost: Refused | None = None
@@ -259,6 +262,7 @@ class Compiler:
             if read:
                 self._read.add(key)
                 return
+            self._spreads[key] = ahead_of_time.spreads()
             self.outcomes[key] = ahead_of_time.usage(kernel)
             if fault := ahead_of_time.fault(kernel):
                 self.lost = Refused(self._names[key], launch.line, fault)
@@ -311,8 +315,20 @@ class Compiler:
             "texts": [
                 front_end.joined([self._texts.get(key, "") for key in keys]) for keys in self.keys[:LAUNCHES_TOLD]
             ],
+            "uneven": self._uneven()[: BLOCKS_TOLD + 1],
             "raises": [asdict(each) for each in self._without_allocator()][:1],
         }
+
+    def _uneven(self) -> list[Json]:
+        """Blocks and storages that a launch touches, in one of its variants, with threads spread in several ways."""
+        found: dict[tuple[str, tuple[int, ...], int, int], None] = {}
+        for keys, (_, launch) in zip(self.keys, self.launches, strict=True):
+            names = self.text.parameters[str(launch.kernel)]
+            for key, variant in zip(keys, launch.variants, strict=True):
+                storages = {names[name]: {w.storage for w in windows_in(value)} for name, value in variant.args}
+                uneven = layouts.uneven(self._spreads.get(key, ()), storages)
+                found |= {(self._names[key], shape, size, storage): None for (shape, size), storage in uneven}
+        return [[name, list(shape), size, storage] for name, shape, size, storage in found]
 
     def _without_allocator(self) -> list[Refused]:
         """Launches for which Triton raises, since it has nobody to ask for memory that they need."""

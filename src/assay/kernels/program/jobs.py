@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Layout, host_tensors, layout_of, size_in_bytes
 from assay.kernels.frames import Frame
@@ -95,6 +96,19 @@ class Replay:
         return f"on inputs of the family {self.case.family!r}{moved}{later}{tuned}"
 
 
+class SameLanes(NamedTuple):
+    """A kernel that touches a block where the same lanes of a block of that form have written, with no barrier between.
+    A GPU has the two in order where its compiler spreads both over threads alike."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    bytes: int
+    """Of an element."""
+    storage: int
+    line: int
+    """Of the submission, of the first such access; 0 where it is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What a replay measured of one call. The kernels ran in the process that says so."""
@@ -120,6 +134,8 @@ class Measured:
     elements. Empty where nobody looked."""
     undecided: tuple[int, ...] = ()
     """Lines in which numbers are compared that GPUs have in either order."""
+    same_lanes: tuple[SameLanes, ...] = ()
+    """Blocks that were touched where the same lanes had written, with no barrier between."""
 
 
 def record_job(
@@ -285,12 +301,20 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         tuple(_count(number) for number in _list(entry.get("partly"))[:_OUTPUTS]),
         tuple(_share(number) for number in _list(entry.get("inexact"))[:_OUTPUTS]),
         tuple(_count(number) for number in _list(entry.get("undecided"))[:_LISTED]),
+        tuple(_lanes(found) for found in _list(entry.get("same_lanes"))[:_LISTED]),
     )
 
 
 def _left(found: Json) -> dict[str, int]:
     said = found if isinstance(found, Mapping) else {}
     return {"elements": _count(said.get("elements")), "line": line_of(said)}
+
+
+def _lanes(found: Json) -> SameLanes:
+    said = found if isinstance(found, Mapping) else {}
+    shape = tuple(_count(size) for size in _list(said.get("shape"))[:_LISTED])
+    kernel = plain_text(said.get("kernel"))[: ProgramLimits().string_characters]
+    return SameLanes(kernel, shape, _count(said.get("bytes")), _count(said.get("storage")), line_of(said))
 
 
 def _race(race: Json) -> dict[str, object]:

@@ -34,6 +34,8 @@ WARP = 32
 """Threads."""
 MAX_RACES = 8
 """Races that are told, and as many that are lost."""
+MAX_BLOCKS = 16
+"""Forms of blocks that a call may touch where their lanes have written, with no barrier between."""
 _OTHER_LANES = (
     "a race: {0}() makes {1} at {2} elements that other lanes of the same program touched before, one of the two "
     "writing, and the threads of a program run in no order. Call tl.debug_barrier() between the two"
@@ -54,6 +56,10 @@ _IN_DOUBT = (
 _SPREADS = (
     "a race: {0}() computes a block from {1} elements that it stored and then loaded, or decides by them. Where they "
     "are fewer than its threads, one stores what all load, in no order. Call tl.debug_barrier() between the two"
+)
+_TOO_MANY = (
+    "{0}() touches blocks of more than {1} forms where it has written before, with no barrier between. Whether one "
+    "thread has each element both times is looked up for no more. Call tl.debug_barrier() between the two"
 )
 
 
@@ -115,6 +121,9 @@ class Accesses:
         """Lines of accesses that are in order with earlier ones of their program by results of atomic operations."""
         self._doubtful: dict[int, Leaning] = {}
         """The same of loads that are in doubt."""
+        self._same_lanes: dict[tuple[str, Any, int], int] = {}
+        """Kernels, forms of blocks and storages that they touched where the same lanes had written, with no barrier
+        between: the line of the first such access."""
 
     def launch(self, name: str, line: int, programs: int, stages: int, warps: int) -> None:
         """A launch begins: what the last one touched races with nothing any more. `stages`, `warps`: its `num_stages`
@@ -249,6 +258,10 @@ class Accesses:
             handed = handed * changed if handed is not None else None
         if beside is not None and beside.any():
             self._refuse_lanes(access, int(np.count_nonzero(beside)))
+        if self._lanes.leans and (self.name, shape, storage) not in self._same_lanes:
+            if len(self._same_lanes) == MAX_BLOCKS:
+                refuse(WrongValueError(_TOO_MANY.format(self.name, MAX_BLOCKS)))
+            self._same_lanes[self.name, shape, storage] = _line()
         if handed is not None and (stamp := int(handed.max())):
             self._lean(access, stamp, self.leaning)
         if self._lanes.doubtful_by_result < doubtful:
@@ -322,6 +335,14 @@ class Accesses:
     def take_over(self, other: Accesses) -> None:
         """Add the lost races of another account of the same call."""
         self._races |= {key: counts for key, counts in other._races.items() if key[-1]}
+
+    def same_lanes(self) -> list[Json]:
+        """Blocks that were touched where the same lanes had written: what a GPU has in order where Triton gives each
+        lane to one thread."""
+        return [
+            {"kernel": name, "line": line, "shape": list(shape), "bytes": size, "storage": storage}
+            for (name, (shape, size), storage), line in self._same_lanes.items()
+        ]
 
     def told(self) -> list[Json]:
         """Of each launch and storage at which programs raced: how often, and how often that is `lost`; those first."""

@@ -184,7 +184,8 @@ class _InterpretedRun:
 
     def told(self) -> dict[str, Json]:
         races = self._accesses.told() if self._accesses is not None else []
-        return {**self._ledger.to_json(), "races": races}
+        lanes = self._accesses.same_lanes() if self._accesses is not None else []
+        return {**self._ledger.to_json(), "races": races, "same_lanes": lanes}
 
 
 def _begin(accesses: Accesses, kernel: Rebuilt, launch: Launch, variant: Variant) -> None:

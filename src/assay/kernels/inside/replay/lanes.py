@@ -89,6 +89,9 @@ class Lanes:
         """Of the last access: whether it loaded such elements, and what was between."""
         self.doubted = 0
         """The stamp of what the last of the latter loaded."""
+        self.leans = False
+        """Whether the last access came to elements that the same lane had written, with nothing between: a GPU has the
+        two in order where Triton gives the lane to one thread in both."""
         self.barrier()
 
     def barrier(self) -> None:
@@ -132,7 +135,7 @@ class Lanes:
             what: `load`, `store`, `atomic operation` (nobody uses its result), `ticket` or `question`.
             spread: Over the threads.
         """
-        self.in_doubt = ""
+        self.in_doubt, self.leans = "", False
         kinds = self._kinds.setdefault(storage, set())
         others = kinds.intersection(_BEFORE[what]) if kinds else ()
         waiting = self._waiting.setdefault(storage, [])
@@ -151,6 +154,8 @@ class Lanes:
             there = self._stamps[storage, kind][slots]
             recent = there >= self._since
             found = recent if spread.shape is None else recent & (((there ^ mine) & _LANES) != 0)
+            if kind != "load" and spread.shape:
+                self.leans |= bool((recent & ~found & (there >= self._handed)).any())
             if what == "load":
                 self._doubt(there, recent & ~found, spread)
             if self._handed > self._since:

@@ -29,7 +29,7 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from assay.kernels.inside.triton import front_end
-from assay.kernels.inside.triton.compiled import machine_code, made_products, stores
+from assay.kernels.inside.triton.compiled import layouts, machine_code, made_products, stores
 
 MAX_THREADS = 1024
 """Of a block."""
@@ -68,6 +68,8 @@ class Driver:
         """The last kernel's first stage, as what compares it with others (`front_end`)."""
         self.may_make = False
         """Whether the last kernel reduces and, after its first stage, has dots: they may be made (`made_products`)."""
+        self.spreads: frozenset[layouts.Spread] = frozenset()
+        """How accesses of the last kernel are spread over its threads."""
         self.resources: dict[bytes, tuple[int, int]] = {}
         """Registers and bytes of spills of a cubin."""
         self.faults: dict[bytes, str] = {}
@@ -151,6 +153,14 @@ def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -
         return module
 
     found["ttir"] = read
+    second = found["ttgir"]
+
+    def spread(module: Any, metadata: dict[str, Any]) -> Any:
+        module = second(module, metadata)
+        driver.active.spreads = layouts.spreads(str(module))
+        return module
+
+    found["ttgir"] = spread
     if driver.active.reads_only:
         found.clear()
         found |= {"ttir": read, "cubin": _as_it_is}
@@ -201,6 +211,11 @@ def front_end_text() -> str:
     known, or refused it itself."""
     found, driver.active.text = str(driver.active.text), ""
     return found
+
+
+def spreads() -> frozenset[layouts.Spread]:
+    """How accesses of the kernel compiled last are spread over its threads."""
+    return frozenset(driver.active.spreads)
 
 
 def products_made(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], file: str) -> list[int]:

@@ -36,6 +36,8 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
     }
     if partly := sorted({place for account in seen for place in account.partly}):
         facts["partly"] = list(partly)
+    if lanes := {each[:4]: each for account in seen for each in account.same_lanes}:
+        facts["same_lanes"] = [each._asdict() | {"shape": list(each.shape)} for each in lanes.values()]
     if policy == "partial":
         done = _kernels_arithmetic(answers.calls, seen)
         measured_share = 1.0 if done is None else rules.kernel_share(attempt.program, done)
