@@ -70,6 +70,15 @@ OPEN = {
         "1",
     ),
     "a thread": ("t = threading.Thread(target=print); t.start(); t.join(); result = 1", "1"),
+    "the names of its threads": (
+        "def name():\n"
+        "    path = f'/proc/self/task/{threading.get_native_id()}/comm'\n"
+        "    with open(path, 'w') as file: file.write('cuda-EvtHandlr')\n"
+        "    names.append(open(path).read())\n"
+        "names = []\n"
+        "t = threading.Thread(target=name); t.start(); t.join(); result = names",
+        "['cuda-EvtHandlr\\n']",
+    ),
     "its own maps": ("result = 'stack' in open('/proc/self/maps').read()", "True"),
     "terabytes of addresses": ("result = len(mmap.mmap(-1, 1 << 42, mmap.MAP_PRIVATE, 0)) >> 42", "1"),
 }
@@ -81,14 +90,10 @@ SHUT = {
     "a process": ("result = os.fork()", "errno 1"),
     "a program": ("result = os.execv('/bin/true', ['true'])", "errno 1"),
     "writing to /proc": ("result = open('/proc/self/oom_score_adj', 'w')", "errno 30"),
-    "the worker's memory": ("result = open('/proc/1/mem', 'rb')", "errno 13"),
-    "the worker's environment": (
-        "os.listdir('/proc')\n"
-        "mine = os.readlink('/proc/self')\n"
-        "others = [p for p in os.listdir('/proc') if p.isdigit() and p != mine]\n"
-        "result = [p for p in others if os.access(f'/proc/{p}/environ', 0) and open(f'/proc/{p}/environ').read()]",
-        "errno 13",
-    ),
+    "writing to a thread's files": ("result = open('/proc/self/task/1/oom_score_adj', 'w')", "errno 13"),
+    "settings of the kernel": ("result = open('/proc/sys/kernel/core_pattern', 'w')", "errno 30"),
+    "interrupts": ("result = open('/proc/irq/default_smp_affinity', 'w')", "errno 30"),
+    "other processes": ("result = [p for p in os.listdir('/proc') if p.isdigit()]", "['1']"),
 }
 
 
@@ -105,7 +110,7 @@ def test_the_rest_is_shut(box: Box, body: str, expected: str) -> None:
 
 
 @needs_walls
-@pytest.mark.parametrize("name", [n for n in OPEN if n != "a thread"])
+@pytest.mark.parametrize("name", [n for n in OPEN if "thread" not in n])
 def test_numerics_opens_none_of_it(box: Box, name: str) -> None:
     body = f"try:\n    {OPEN[name][0].replace(chr(10), chr(10) + '    ')}\nexcept (OSError, MemoryError): result = 'no'"
     assert answer(box, body, "numerics") in ("'no'", "errno 1")

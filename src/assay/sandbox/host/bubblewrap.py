@@ -104,6 +104,9 @@ def command(
     words = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if mode == "drop":
         words += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        # As root, bubblewrap covers parts of /proc. The worker takes that away, before it becomes nobody: a child that
+        # drives devices mounts a /proc of its own, which the kernel refuses beside a covered one.
+        words += ["--cap-add", "CAP_SYS_ADMIN"] if seen.devices else []
     else:
         words += ["--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     # Bubblewrap's own first process dies with its parent, and everything in the namespace with it. Where root started

@@ -116,7 +116,8 @@ class WorkerProcess:
         drop_to = 65534 if plan.mode == "drop" else None
         strict = plan.mode is not None
         scratch = plan.seen.scratch if strict else plan.scratch
-        setting = Setting(control, plan.harness, strict, drop_to, scratch, plan.executables)
+        devices = bool(plan.seen.devices)
+        setting = Setting(control, plan.harness, strict, drop_to, devices, scratch, plan.executables)
         start = _START.format(roots=list(plan.seen.import_roots))
         program = [sys.executable, "-s", "-P", "-B", "-c", start, json.dumps(asdict(setting))]
         outer: dict[str, str] = {}

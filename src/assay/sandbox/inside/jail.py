@@ -1,9 +1,9 @@
 """The walls around one child, put up by itself before the candidate is run, in an order that never lowers one again.
 
 On entry the process is the first of its own user, process, mount and ipc namespaces, inside the worker's bubblewrap.
-On return it sees an empty /proc (a read-only one where it drives devices) and a private small scratch folder, holds
-only the descriptors of its job, cannot exceed its limits, has no capability and can never gain one, and makes only the
-system calls of its profile. Any step that fails raises, and the candidate is not run.
+On return it sees an empty /proc (its own processes, read-only, where it drives devices) and a private small scratch
+folder, holds only the descriptors of its job, cannot exceed its limits, has no capability and can never gain one, and
+makes only the system calls of its profile. Any step that fails raises, and the candidate is not run.
 """
 
 from __future__ import annotations
@@ -76,15 +76,23 @@ def _write(path: str, text: str) -> None:
 
 
 def cover_folders(scratch: str, tmp_bytes: int, devices: bool) -> None:
-    """A private scratch folder; nothing in /proc, or for `devices`, whose drivers read there, nothing to write."""
+    """A private scratch folder; nothing in /proc, or for `devices`, whose drivers read there, its own processes."""
     hardened = linux.MS_NOSUID | linux.MS_NODEV
     files = max(64, tmp_bytes // 4096)
     linux.mount_tmpfs(scratch, hardened, f"size={tmp_bytes},nr_inodes={files},mode=0700")
     os.chdir(scratch)
     if devices:
-        linux.make_read_only("/proc", hardened | linux.MS_NOEXEC)
+        _show_own_processes(hardened | linux.MS_NOEXEC)
         return
     linux.mount_tmpfs("/proc", hardened | linux.MS_NOEXEC | linux.MS_RDONLY, "size=4096,nr_inodes=1,mode=0555")
+
+
+def _show_own_processes(flags: int) -> None:
+    """A /proc of this process namespace, in which nothing can be written but the names of this process's threads.
+    CUDA names those that it starts, finds them by the numbers that they have here, and gives up where it cannot."""
+    linux.mount_proc("/proc", flags)
+    linux.keep_writable(f"/proc/{os.getpid()}/task")
+    linux.make_read_only("/proc", flags)
 
 
 def keep_only(descriptors: Descriptors) -> None:

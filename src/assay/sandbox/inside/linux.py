@@ -23,6 +23,7 @@ _PIDFD, _CHILD_SETTID, _CHILD_CLEARTID = 0x00001000, 0x01000000, 0x00200000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND = 32, 4096
+_MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
 _PR_SET_NO_NEW_PRIVS, _PR_GET_TID_ADDRESS = 38, 40
@@ -137,6 +138,27 @@ def make_read_only(target: str, flags: int) -> None:
     """Make the mount at `target` read-only, for this mount namespace alone; `flags` are those that it keeps."""
     both = ctypes.c_ulong(flags | MS_RDONLY | _MS_REMOUNT | _MS_BIND)
     _checked(_libc.mount(None, os.fsencode(target), None, both, None), f"remount {target} read-only")
+
+
+def mount_proc(target: str, flags: int) -> None:
+    """The processes of this process namespace over `target`. The kernel allows it only where a whole /proc can be seen
+    already, without anything mounted on a part of it."""
+    result = _libc.mount(b"proc", os.fsencode(target), b"proc", ctypes.c_ulong(flags), None)
+    _checked(result, f"mount proc on {target}")
+
+
+def keep_writable(target: str) -> None:
+    """Make `target` a mount of its own, which does not become read-only with the one that it lies in."""
+    both = os.fsencode(target)
+    _checked(_libc.mount(both, both, None, ctypes.c_ulong(_MS_BIND), None), f"bind {target}")
+
+
+def uncover(folder: str) -> None:
+    """Unmount what is mounted below `folder`, for this mount namespace alone."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        points = [line.split()[4] for line in file]
+    for point in reversed([point for point in points if point.startswith(f"{folder}/")]):
+        _checked(_libc.umount2(os.fsencode(point), _MNT_DETACH), f"unmount {point}")
 
 
 def become(user: int) -> None:

@@ -66,6 +66,8 @@ class Setting:
     """False: no walls, because the user said so."""
     drop_to: int | None
     """User to become for good, where the worker was started as root."""
+    devices: bool
+    """Whether there are devices, whose drivers need to see a /proc."""
     scratch: str
     """Where each child gets its private folder; in unsafe mode, the folder in which such folders are made."""
     executables: tuple[str, ...] = ()
@@ -124,6 +126,8 @@ class Worker:
         setting = self._setting
         gc.disable()  # for good: it costs a tenth of an import, and a fork copies every page that it touches
         if setting.drop_to is not None:
+            if setting.devices:
+                linux.uncover("/proc")  # beside a covered one no child may mount its own
             linux.become(setting.drop_to)
         if setting.strict:
             linux.die_with_parent()
@@ -342,7 +346,8 @@ def _enter(
         if setting.strict:
             executables = list(setting.executables) if _compiles(profile) else []
             program = filters[PROFILES.index(profile)].address
-            jail.enter(descriptors, quota, scratch, program, executables, _drives_devices(profile))
+            devices = setting.devices and _drives_devices(profile)
+            jail.enter(descriptors, quota, scratch, program, executables, devices)
         else:
             jail.enter_unsafe(descriptors, quota, scratch)
         gc.enable()
