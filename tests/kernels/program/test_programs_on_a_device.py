@@ -6,17 +6,23 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from assay.kernels import config as config_module
 from assay.kernels.arrays import host_tensor
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics import on_gpu
 from assay.kernels.numerics.held_inputs import Left
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
-from assay.kernels.program.jobs import NO_KERNEL, Replay, measured
+from assay.kernels.problems.scaling import unscaled
+from assay.kernels.problems.sources import load_problems
+from assay.kernels.program import grading
+from assay.kernels.program.grading import Grading, Size
+from assay.kernels.program.jobs import NO_KERNEL, REPLAY, Replay, measured
 from assay.kernels.program.judging.answers import Answers
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.limits import ON_DEVICE
@@ -140,6 +146,36 @@ def test_a_compiler_that_refuses_names_the_line(bench: Bench, trials: Trials) ->
     outcome, _ = replayed(recording(bench, trials.draw(SNAKE), code), trials.draw(SNAKE), "compiled")
     line = next(number for number, text in enumerate(code.splitlines(), 1) if "def wide_kernel" in text) + 1
     assert (outcome.end, outcome.line) == ("not_triton", line) and "power of 2" in outcome.message, outcome
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(TWO.format(first="pass", given="x"), "ok"), (TWO.format(first="pass", given="y"), "wrong")],
+)
+def test_what_a_gpu_has_no_products_for_is_interpreted(
+    bench: Bench, trials: Trials, monkeypatch: pytest.MonkeyPatch, code: str, kind: str
+) -> None:
+    """A smaller size that the compiler refuses is no reason to trust the kernel there, nor to refuse it."""
+    draw, seen = trials.draw(SNAKE), []
+
+    async def refuses(sandbox: Any, attempt: Attempt, draw: InputSet, calls: Any, config: GraderConfig) -> Outcome:
+        seen.append("gpu")
+        return Outcome("ok", "", passed=4, total=4) if seen.count("gpu") == 1 else Outcome("not_triton", "K >= 16")
+
+    async def at_once(harness: str) -> None:
+        seen.append(harness)
+
+    monkeypatch.setattr(grading, "replay_on_device", refuses)
+    monkeypatch.setattr(config_module, "nvidia_devices", lambda: ("/dev/nvidia0",))
+    found = Grading(GraderConfig(device="cuda"), bench.sandbox, random.Random(5), at_once)
+    problem = next(found for found in load_problems("shipped", (1,)) if found.key == SNAKE)
+    size = Size(unscaled(problem), draw)
+    verdict, _ = bench.wait(found.grade(code, size, lambda: answer(size), lambda: answer(None)))
+    assert verdict.kind == kind and REPLAY in seen, verdict
+
+
+async def answer(what: Any) -> Any:
+    return what
 
 
 def test_a_device_that_does_not_start_is_no_fault_of_the_program(bench: Bench, trials: Trials) -> None:

@@ -113,7 +113,7 @@ class Grading:
             if isinstance(part, Outcome):
                 return verdict_of(part, evidence), None
             attempt = part
-        verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1)
+        verdict = await self._replay(attempt, size, evidence, self.config.num_correct_trials, 1, self._on_gpu)
         if verdict.ok:
             verdict = await self._at_another_size(verdict, code, size, other, whole, compiled)
         if verdict.ok:
@@ -151,12 +151,12 @@ class Grading:
         )
 
     async def _replay(
-        self, attempt: Attempt, size: Size, evidence: dict[str, Json], trials: int, times: int
+        self, attempt: Attempt, size: Size, evidence: dict[str, Json], trials: int, times: int, on_gpu: bool
     ) -> Verdict:
         config = self.config
         calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families)
-        await self.warmed(DEVICE_REPLAY if self._on_gpu else REPLAY)
-        if self._on_gpu:
+        await self.warmed(DEVICE_REPLAY if on_gpu else REPLAY)
+        if on_gpu:
             outcome = await replay_on_device(self.sandbox, attempt, size.draw, calls, config)
         else:
             limits, programs = self._limits(), config.max_programs * times
@@ -188,9 +188,12 @@ class Grading:
         if isinstance(attempt, Outcome):
             again = verdict_of(attempt, {})
         else:
-            again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS)
+            larger = size.work > graded.work
+            again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS, self._on_gpu)
             # Blocks of smaller sizes may be too small for a GPU's products, which says nothing about larger ones.
-            if again.ok and self._compiles and size.work > graded.work:
+            if again.kind == "compile_error" and self._on_gpu and not larger:
+                again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS, on_gpu=False)
+            if again.ok and self._compiles and larger:
                 report = await self._compile(attempt)
                 refused = of_compiler(report, {})
                 again = spread_alike(again, report) if refused is None else refused

@@ -28,14 +28,16 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
+    "USER": "nobody",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""The whole environment of a worker, besides HOME and TMPDIR. One thread each, since a fork of several would hang; one
-hash seed, so that a job does the same on every worker."""
+"""The whole environment of a worker, besides HOME and TMPDIR. A user, because there is no file of users and PyTorch's
+compiler asks for one; one thread each, since a fork of several would hang; one hash seed, so that a job does the same
+on every worker."""
 
 
 @dataclass(frozen=True, slots=True)
