@@ -23,13 +23,14 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from glob import glob
 
 import numpy as np
 
 from assay.kernels.arrays import Value, host_tensor
 from assay.kernels.base import TimedAgainst
+from assay.kernels.devices import nvidia_devices
 from assay.kernels.numerics.tolerance import Tolerance
+from assay.kernels.sandboxes import PCI
 from assay.kernels.timing.config import TimingConfig
 from assay.kernels.timing.jobs import TimedProblem
 from assay.kernels.timing.roofline import Work
@@ -86,12 +87,12 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
     """All figures."""
     gpu = options.device == "cuda"
     baseline: TimedAgainst = options.baseline
-    devices = tuple(path for path in sorted(glob("/dev/nvidia*")) if not os.path.isdir(path)) if gpu else ()
+    devices = nvidia_devices() if gpu else ()
     timed = problem(8192, 4096) if gpu else problem(256, 256)
     config = TimingConfig(device=options.device, memory_mb=65536)
     if not gpu:
         config = TimingConfig(device="cpu", memory_mb=4096, samples=16, warm_ups=1, alone=6, max_calls=4, round_ms=4.0)
-    async with LocalSandbox(LocalConfig(workers=2, devices=devices)) as sandbox:
+    async with LocalSandbox(LocalConfig(workers=2, devices=devices, readable=PCI if gpu else ())) as sandbox:
         stopwatch = Stopwatch(sandbox, config)
         await stopwatch.time(HONEST, timed, baseline)  # starts the workers
         begin = time.perf_counter()
