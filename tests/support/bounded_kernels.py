@@ -226,6 +226,7 @@ _CANCELS = (
     "k = tl.arange(0, 16)\nrow = tl.where(k == 0, 4194304.0, tl.where(k == 1, -4194304.0, 0.0))[None, :]\n"
     "m = tl.zeros((16, 16), tl.float32) + row\nc0 = (a * 0.0 + 0.3)[:, None]\n"
 )
+_REDUCED = "k = tl.arange(0, 32)\nv = tl.sum(tl.where(k[None, :] == 0, a[:, None], 0.0), 1)\n"
 _PASSES = "x = tl.where(i < 2, 3e38, tl.where(i == 2, -3e38, a * 0.0))\n"
 """Numbers that pass the largest one in a row, and not in another order."""
 TRAPS: dict[str, tuple[dict[str, Any], float]] = {
@@ -366,6 +367,8 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
         f"{_CANCELS}p = tl.trans(tl.trans(tl.dot(m, m * 0.0 + 1.0, input_precision='ieee')))\n"
         "found = tl.max(p + c0, 1)", 0.2, a=(0.0,) * 16,
     ),
+    "a sum of what a reduction left": trap(f"{_REDUCED}found = tl.sum(v, 0)", 1e-3, a=(1.1,) * 256),
+    "a sum of what was combined with it": trap(f"{_REDUCED}found = tl.sum(a + v * 0.0, 0)", 1e-3, a=(1.1,) * 256),
     "one cast of two": trap(
         "x = (a * 0.0).to(tl.int32) + 16842753\nfound = x.to(tl.float32).to(tl.bfloat16).to(tl.float32)", 131072.0
     ),

@@ -10,7 +10,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.error_bounds import choices
+from assay.kernels.inside.triton.error_bounds import choices, threads
 from assay.kernels.inside.triton.error_bounds.bounds import (
     MOST,
     Lean,
@@ -86,6 +86,7 @@ def _array(mask: Any) -> Any:
 def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
     """`masked_load`."""
     found = _plain.create_masked_load(self, ptrs, mask, *rest, **options)
+    threads.spread(found)
     noted, other = bounds(), rest[0] if rest else options.get("other")
     exact = all(
         part is None or not isinstance(part, engine.TensorHandle) or bound(part) is None for part in (ptrs, mask, other)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.error_bounds import accesses, choices, functions, reducing, sharing, sums
+from assay.kernels.inside.triton.error_bounds import accesses, choices, functions, reducing, sharing, sums, threads
 from assay.kernels.inside.triton.error_bounds.bounds import bound, carries, give, named, or_zero, wide
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN, Bounds
 from assay.kernels.inside.triton.ledger import current
@@ -50,6 +50,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "create_gather": choices.gathered,
     "create_umulhi": choices.anything,
 }
+_LANE_BY_LANE = functions.OF_FRACTIONS.keys() | choices.OF_CHOICES.keys() | choices.OF_CASTS.keys()
 _ALWAYS = functions.ALWAYS | {"create_dot", "create_add", "create_bitcast"}
 """Methods whose results may be inexact though all operands are exact, or have a loss to note."""
 _NAMED = functions.ALWAYS | {"create_dot"}
@@ -110,10 +111,12 @@ def _handles(args: Any) -> list[Any]:
 
 def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     always, cast, compares = name in _ALWAYS, name in choices.OF_CASTS, rule is choices.compared
-    adds = name in _SUMS
+    adds, by_lanes = name in _SUMS, name in _LANE_BY_LANE
 
     def operation(self: Any, *args: Any, **options: Any) -> Any:
         found, noted = getattr(_plain, name)(self, *args, **options), accesses.bounds()
+        if by_lanes:
+            threads.combined(found, args)
         known = [arg for arg in args if type(arg) is engine.TensorHandle and arg.attr and carries(arg)]
         if cast:
             choices.note_whole(found, args[0])
@@ -163,6 +166,7 @@ def _clamp(self: Any, *args: Any, **options: Any) -> Any:
 
 def _library(self: Any, name: str, path: str, symbol: str, args: Any, result: Any, pure: bool) -> Any:
     found = _plain.create_extern_elementwise(self, name, path, symbol, args, result, pure)
+    threads.combined(found, args)
     if found.dtype.scalar.is_floating():
         limits = functions.of_library(symbol)(found, *args)
     elif all(bound(arg) is None for arg in args):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.error_bounds import sums
+from assay.kernels.inside.triton.error_bounds import sums, threads
 from assay.kernels.inside.triton.error_bounds.bounds import (
     JOINS,
     MOST,
@@ -39,11 +39,14 @@ def install() -> None:
 def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
     def apply_impl(self: Any, values: Any) -> Any:
         found = apply(self, values)
-        name = sums.REDUCED.get(self.combine_fn)
-        if current().bounds is None or name is None or name == "prod":
+        if current().bounds is None:
             return found
-        source = values[0].handle
+        name, source = sums.REDUCED.get(self.combine_fn), values[0].handle
         parts = found if isinstance(found, tuple | list) else (found,)
+        for part in parts:
+            threads.reduced(part.handle, source)
+        if name is None or name == "prod":
+            return found
         for part, limits in zip(parts, sums.of_reduction(name, source, self.axis, parts[0].handle), strict=False):
             limits = np.reshape(limits, part.handle.data.shape)
             if name == "sum" and AS_MATRICES in part.handle.attr:
@@ -124,6 +127,7 @@ def _scanned(apply: Callable[..., Any]) -> Callable[..., Any]:
         if current().bounds is None or name not in ("sum", "prod"):
             return found
         source, made = values[0].handle, found[0].handle
+        threads.combined(made, (source,))
         axis, limits = self.axis % source.data.ndim, bound(source)
         if name == "sum" and current().fuses and (lost := loss(source)) is not None:
             limits = or_zero(limits) + lost
@@ -134,7 +138,7 @@ def _scanned(apply: Callable[..., Any]) -> Callable[..., Any]:
             each if each is None or not reverse else np.flip(each, axis) for each in (wide(source), limits, wide(made))
         )
         if name == "sum":
-            spread = sums.scanned(data, axis, source.dtype, limits, results)
+            spread = sums.scanned(data, axis, source.dtype, limits, results, threads.most_roundings(source))
         else:
             spread = sums.multiplied(results, data, axis, source.dtype, limits)
         give(made, np.flip(spread, axis) if reverse else spread)

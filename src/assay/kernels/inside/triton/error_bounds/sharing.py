@@ -10,6 +10,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
+from assay.kernels.inside.triton.error_bounds import threads
 from assay.kernels.inside.triton.error_bounds.bounds import (
     JOINS,
     MOST,
@@ -178,6 +179,7 @@ def moving(name: str) -> Callable[..., Any]:
         found = move(self, *args, **options)
         place = 1 if name == "create_splat" else 0
         source = args[place]
+        threads.moved(name.removeprefix("create_"), found, source)
 
         def moved(values: Any, kind: Any) -> Any:
             values = np.ascontiguousarray(np.broadcast_to(values, source.data.shape))

@@ -1,7 +1,7 @@
 """Error bounds of sums, products of matrices, extremes and scans, which a GPU makes in an order of its own.
 
 In any order a sum of n numbers is off by at most n - 1 roundings of what all of them come to without signs. Many
-numbers are shared among threads, which add a part each: no number then goes through n roundings.
+numbers are shared among threads, which add a part each (`threads`): no number then goes through n roundings.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
+from assay.kernels.inside.triton.error_bounds import threads
 from assay.kernels.inside.triton.error_bounds.bounds import (
     JOINS,
     LARGEST,
@@ -46,21 +47,18 @@ _LAST_BIT_OF_EIGHT = 2.0**-12
 """That of the sums of products of eight bits: accumulators have 13 bits of them."""
 _BELOW = 1.0 - 2.0**-9
 _INT32 = 2.0**31
-_WARP, _LEVELS = 32, 16
-"""A block is shared among the threads of a warp at least: no number goes through more roundings than its thread has
-elements, and those of the tree in which threads and warps add theirs."""
 
 
-def added(values: Any, axis: int, dtype: Any, limits: Any, made: Any) -> Any:
-    """The bounds of sums along an axis, which stays with one place. `values`: float64; `made`: the sums."""
+def added(values: Any, axis: int, dtype: Any, limits: Any, made: Any, most: float) -> Any:
+    """The bounds of sums along an axis, which stays with one place. `values`: float64; `made`: the sums; `most`: how
+    many roundings a number goes through (`threads`)."""
     found = np.zeros(_shape_without(values, axis))
     if limits is not None:
         found = np.sum(np.broadcast_to(limits, values.shape), axis, keepdims=True)
     magnitude = np.sum(np.abs(values), axis, keepdims=True) + found
     terms = np.count_nonzero((values != 0) | (or_zero(limits) != 0), axis, keepdims=True)
-    lost = _roundings(terms, values.size) * epsilon(dtype) / 2.0 * magnitude + _own(
-        made, np.sum(values, axis, keepdims=True)
-    )
+    own = _own(made, np.sum(values, axis, keepdims=True))
+    lost = threads.roundings(terms, most) * epsilon(dtype) / 2.0 * magnitude + own
     found = found + np.where(_exact(values, axis, magnitude, dtype) & (found == 0), 0.0, lost)
     return _in_range(found, magnitude, dtype)
 
@@ -77,11 +75,6 @@ def _own(made: Any, exact: Any) -> Any:
     return np.where(np.isfinite(found), found, 0.0)
 
 
-def _roundings(terms: Any, size: int) -> Any:
-    """How many roundings a sum of so many terms other than zero is off by at most, in a block of some size."""
-    return np.minimum(np.maximum(terms - 1, 0), size / _WARP + _LEVELS)
-
-
 def _shape_without(values: Any, axis: int) -> tuple[int, ...]:
     return (*values.shape[:axis], 1, *values.shape[axis + 1 :])
 
@@ -92,14 +85,15 @@ def _exact(values: Any, axis: int, magnitude: Any, dtype: Any) -> Any:
     return whole | (np.count_nonzero(values, axis, keepdims=True) <= 2) | (magnitude == 0)
 
 
-def scanned(values: Any, axis: int, dtype: Any, limits: Any, made: Any) -> Any:
-    """The bounds of running sums, `made`."""
+def scanned(values: Any, axis: int, dtype: Any, limits: Any, made: Any, most: float) -> Any:
+    """The bounds of running sums, `made`. `most`: how many roundings a number goes through."""
     found = np.zeros(values.shape) if limits is None else np.cumsum(np.broadcast_to(limits, values.shape), axis)
     magnitude = np.cumsum(np.abs(values), axis) + found
     whole = np.logical_and.accumulate(np.rint(values) == values, axis) & (magnitude <= 2.0 / epsilon(dtype))
     few = np.cumsum(values != 0, axis) <= 2
     terms = np.cumsum((values != 0) | (or_zero(limits) != 0), axis)
-    lost = _roundings(terms, values.size) * epsilon(dtype) / 2.0 * magnitude + _own(made, np.cumsum(values, axis))
+    own = _own(made, np.cumsum(values, axis))
+    lost = threads.roundings(terms, most) * epsilon(dtype) / 2.0 * magnitude + own
     return _in_range(found + np.where((whole | few) & (found == 0), 0.0, lost), magnitude, dtype)
 
 
@@ -162,6 +156,7 @@ def place_of_largest(values: Any, axis: int, limits: Any, *, negated: bool, any_
 
 def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     """`dot`."""
+    threads.spread(found)
     with np.errstate(all="ignore"):
         size = np.matmul(np.abs(wide(a)), np.abs(wide(b)))
         limits = or_zero(bound(d)) + _brought(a, b)
@@ -250,7 +245,7 @@ def of_reduction(name: str, handle: Any, axis: int | None, made: Any) -> tuple[A
     if name == "sum" and kind.is_floating():
         lost = loss(handle) if current().fuses else None
         limits = total(limits, None if lost is None else lost.reshape(values.shape))
-        return (added(values, axis, kind, limits, wide(made)),)
+        return (added(values, axis, kind, limits, wide(made), threads.most_roundings(handle)),)
     if name in ("max", "min"):
         return (largest(values, axis, limits, negated=negated),)
     if name.startswith("arg"):
