@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ from common.submissions import Submission, read_submissions
 
 PROGRAMS = 4096
 FAMILIES = 2
+MOST_S = 20
+"""Seconds of one program in the interpreter."""
 MIB = 1 << 20
 MOST = MIB
 """Bytes of one program with its inputs, outputs and bounds."""
@@ -123,6 +126,11 @@ async def jobs_of(submissions: Sequence[Submission], data: Path) -> list[tuple[s
     return found
 
 
+def too_long(*_: object) -> None:
+    """What the alarm does."""
+    raise TimeoutError(f"more than {MOST_S} seconds")
+
+
 def expected(name: str, job: Job) -> Expected | str:
     """What the interpreter makes of a job; why there is nothing to compare, where there is not."""
     from assay.kernels.inside.replay.interpreted import Interpreted
@@ -139,9 +147,14 @@ def expected(name: str, job: Job) -> Expected | str:
 
     inexact.told = keeping
     blobs = tuple(tuple(map(bytes, part.inputs)) for part in job.rounds)
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(MOST_S)
     try:
         report, outputs = played((job.source, job.header, blobs), Interpreted(PROGRAMS), None)
+    except TimeoutError as error:
+        return str(error)
     finally:
+        signal.alarm(0)
         inexact.told = told
     if "fault" in report:
         return str(report["fault"].get("message"))

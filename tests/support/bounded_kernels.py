@@ -241,6 +241,16 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
     ),
     "whether it is a number": trap(f"{_TINY}found = libdevice.isnan((d - d) / d).to(tl.int32)", 1.0, out="int32"),
     "a sine of what may be infinite": trap(f"{_TINY}found = tl.sin(1.0 / d)", INF),
+    "three products of TF32 and of denormal numbers": trap(
+        "m = tl.broadcast_to((a * 2.0**-100 * 2.0**-30)[:, None], (16, 16))\n"
+        "found = tl.max(tl.dot(m, m * 0.0 + 1.0, input_precision='tf32x3'), 1) * 2.0**100 * 2.0**30",
+        1.5, a=(1.5,) * 16,
+    ),
+    "three products of TF32 and of what it rounds to infinity": trap(
+        "m = tl.broadcast_to((a * 0.0 + 3.4028234663852886e38)[:, None], (16, 16))\n"
+        "found = tl.max(tl.dot(m, m * 0.0 + 2.0**-10, input_precision='tf32x3'), 1)",
+        INF, a=(0.0,) * 16,
+    ),
     "the sign of zero": trap(f"{_NOTHING}found = 1.0 / ((d - 1e-9) * 0.0)", INF),
     "the sign of a rounded zero": trap(f"{_NOTHING}found = 1.0 / libdevice.rint(d - 1e-9)", INF),
     "the sign of a chosen zero": trap(

@@ -203,7 +203,7 @@ OPTIONS: dict[str, frozenset[str]] = {
     "eviction_policy": frozenset({"", "evict_first", "evict_last"}),
     "sem": _SEM,
     "scope": frozenset({"cta", "gpu", "sys"}),
-    "input_precision": frozenset({"tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"}),
+    "input_precision": frozenset({"tf32", "tf32x3", "ieee"}),
     "fp_downcast_rounding": frozenset({"rtne", "rtz"}),
 }
 """Parameters that take a string, and which."""

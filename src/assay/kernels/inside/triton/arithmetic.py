@@ -56,7 +56,9 @@ def _arithmetic(sign: str, function: Callable[[Any, Any], Any]) -> Callable[[Any
         left, right = raw(left), raw(right)
         numbers = isinstance(left, NUMBER), isinstance(right, NUMBER)
         if all(numbers):
-            if sign in ("<<", "**") and not -_SHIFT <= right <= _SHIFT:
+            # Only whole numbers grow without an end.
+            whole = isinstance(left, int) and isinstance(right, int)
+            if sign in ("<<", "**") and whole and not -_SHIFT <= right <= _SHIFT:
                 raise MeaningError(f"{left} {sign} {right} of compile-time numbers; the right side is at most {_SHIFT}")
             try:
                 return checked(function(left, right))

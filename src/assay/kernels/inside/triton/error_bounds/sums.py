@@ -40,6 +40,8 @@ _TF32X3 = engine._ir.INPUT_PRECISION.TF32x3
 _LOST_IN_TF32 = 2.0**-10
 _NORMAL = 2.0**-126
 """Smaller numbers may be zeros to a tensor core."""
+_ROUNDS_TO_INFINITY = (2.0 - 2.0**-11) * 2.0**127
+"""Numbers from here on are closer to what follows the largest one of TF32."""
 _LOST_IN_THREE = 2.0**-20
 _AT_ONCE = 8
 """Products that a tensor core adds at once, each of them cut off at the last bit of the largest, and then the sum."""
@@ -193,12 +195,19 @@ def _brought(a: Any, b: Any) -> Any:
 
 def _cut_off(a: Any, b: Any, size: Any, input_precision: Any) -> Any:
     """What operands of float32 lose that a tensor core takes as TF32."""
-    if input_precision == _TF32X3:
-        return _LOST_IN_THREE * size
-    if input_precision != _TF32:
+    if input_precision not in (_TF32, _TF32X3):
         return 0.0
-    cut = [np.abs(wide(side)) * np.where(np.abs(wide(side)) < _NORMAL, 1.0, _share_cut_off(side)) for side in (a, b)]
-    return np.matmul(cut[0], np.abs(wide(b)) + cut[1]) + np.matmul(np.abs(wide(a)), cut[1])
+    sizes = [np.abs(wide(side)) for side in (a, b)]
+    if input_precision == _TF32X3:
+        # Of denormal numbers nothing is left, be they an operand or what its first part leaves of it.
+        cut, lost = [np.minimum(each, _NORMAL) for each in sizes], _LOST_IN_THREE * size
+    else:
+        shares = [np.where(each < _NORMAL, 1.0, _share_cut_off(side)) for each, side in zip(sizes, (a, b), strict=True)]
+        cut, lost = [each * share for each, share in zip(sizes, shares, strict=True)], 0.0
+    lost = lost + np.matmul(cut[0], sizes[1] + cut[1]) + np.matmul(sizes[0], cut[1])
+    left, right = (each + or_zero(bound(side)) >= _ROUNDS_TO_INFINITY for each, side in zip(sizes, (a, b), strict=True))
+    beyond = left.any(-1, keepdims=True) | right.any(-2, keepdims=True)
+    return np.where(beyond & np.isfinite(size), UNKNOWN, lost)
 
 
 def _share_cut_off(side: Any) -> Any:
