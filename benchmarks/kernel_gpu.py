@@ -72,6 +72,7 @@ async def main() -> None:
     parser.add_argument("--data", type=Path, default=PUBLISHED, help="the published problems, as JSON lines")
     options = parser.parse_args()
     honest = [found for folder in HONEST for found in read_submissions(folder)]
+    random.Random(SEED).shuffle(honest)  # those that are graded in time are a sample
     attacks = [found for folder in options.folders for found in read_submissions(folder)]
     if not options.folders:
         every = [found for found in read_submissions(ATTACKS) if found.backend == "triton"]
