@@ -441,6 +441,29 @@ REFUSED = {
         "not associative",
     ),
 }
+HISTORY = {
+    "mixed": "def mixed(n, f, m, g):\n    k = n + m\n    return k, tl.where(k == 64, f & g, (n != m).to(tl.int32) | f | g)",
+    "behind": (
+        "def behind(n, f, h, m, g, j):\n    k = n + m\n"
+        "    return k, ((m == 1) & (n >= 2) & (k != j + 1)).to(tl.int32) | f, j | (g << 8)"
+    ),
+}
+"""Functions that tell a thread's row which joins a tree from a row, and from a tree."""
+REFUSED |= {
+    "a reduction that tells rows in trees": (
+        case("n, found = tl.reduce((a, a * 0), 0, mixed)", "int32", whole(*[1] * 64), names={"mixed": HISTORY["mixed"]}),
+        "not associative and commutative",
+    ),
+    "a scan that tells rows in trees": (
+        case(
+            "n, f, found = tl.associative_scan((a, a * 0, i), 0, behind)",
+            "int32",
+            whole(*[1] * 64),
+            names={"behind": HISTORY["behind"]},
+        ),
+        "not associative",
+    ),
+}
 REFUSED_CASES = {name: found for name, (found, _) in REFUSED.items()}
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
+import numpy as np
+
 from assay.kernels.inside.triton.error_bounds.memory import Bounds
 from assay.types import Json
 
@@ -155,6 +157,12 @@ class Ledger:
         """The first refusal, kept because a candidate may catch it and go on."""
         self.notes: list[str] = []
         """What explains a wrong result, where there is one."""
+        self._draws = 0
+
+    def chance(self) -> np.random.Generator:
+        """Secret numbers, other ones each time that it is asked."""
+        self._draws += 1
+        return np.random.default_rng((self.secret, self._draws))
 
     def count(self, name: str, grid: tuple[int, ...]) -> None:
         """Take a launch into the account.

@@ -1,8 +1,12 @@
-"""Reductions and scans with functions of the kernel's own: a GPU combines in a tree, the interpreter in a row.
+"""Reductions and scans with functions of the kernel's own: a GPU combines as its threads do, the interpreter in a row.
 
-A reduction also combines in an order of the GPU's, and lanes that exchange what they have do not agree on which of the
-two comes first: its function must be commutative. What a row and some trees make has to be nearly alike; by as much as
-they are apart a GPU may be off.
+A thread combines its own elements in a row. Then the lanes of a warp exchange what they have, and then warps do, in a
+tree. A reduction takes elements in an order of the GPU's, and lanes do not agree on which of two comes first: its
+function must be commutative. What a row and some such ways make has to be nearly alike; by as much as they are apart a
+GPU may be off.
+
+A function could tell how something was made, and forget it before the end. So each part of the whole is made in two
+ways: what differs by more than roundings has no value, and neither has what is made of that.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
-from assay.kernels.inside.triton.error_bounds.bounds import bound, give, loss, or_zero, total
+from assay.kernels.inside.triton.error_bounds.bounds import apart, bound, give, loss, or_zero, total
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.error_bounds.sums import of_orders
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
@@ -25,8 +29,9 @@ _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 """How far two associations may be apart, relative to a result and to the largest one."""
 _ROUNDINGS = 4.0
 """The same in roundings of one size that come together at random, where that is more: of types with few bits."""
-_WARP = 32
-"""Lanes that a GPU scans in a tree before it goes on with the next ones."""
+_LANE_BITS = 5
+_WARP = 1 << _LANE_BITS
+"""Lanes that a GPU combines in a tree before it goes on with other ones."""
 
 Parts = list[Any]
 """The arrays of a tuple of blocks, the axis that is combined last."""
@@ -48,7 +53,7 @@ def install() -> None:
 def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made: Callable[..., list[Parts]]) -> Any:
     """What was made in a row, which what trees make must be like."""
     ledger = current()
-    arithmetic, chance = ledger.arithmetic, np.random.default_rng(ledger.secret)
+    arithmetic, chance = ledger.arithmetic, ledger.chance()
     kinds = [part.dtype.scalar for part in values]
     combine = (_Combine if ledger.bounds is None else _Bounded)(operation.combine_fn.fn, kinds)
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
@@ -85,9 +90,11 @@ def _in_any_order(limits: Any, operands: Any, results: Any, dtype: Any) -> Any:
 
 def _as_numbers(trees: list[Parts], rows: Parts, place: int, dtype: Any) -> tuple[list[Any], Any]:
     """What several orders make of an operand, and what a row makes, as float64."""
-    made = [*(tree[place] for tree in trees), rows[place]]
-    made = [(bfloat16.wide(each) if dtype == tl.bfloat16 else each).astype(np.float64) for each in made]
-    return made[:-1], made[-1]
+    return [_as_float64(tree[place], dtype) for tree in trees], _as_float64(rows[place], dtype)
+
+
+def _as_float64(data: Any, dtype: Any) -> Any:
+    return (bfloat16.wide(data) if dtype == tl.bfloat16 else data).astype(np.float64)
 
 
 def _limits(values: Sequence[Any], axis: int | None) -> Parts:
@@ -137,6 +144,10 @@ class _Combine:
                 whole[place] = one.item()
         return found
 
+    def either(self, one: Parts, other: Parts) -> Parts:
+        """What was made in one way, and might have been in another one."""
+        return one
+
     def _results(self, operands: Sequence[Any]) -> Parts:
         found = self.function(*operands)
         parts = found if isinstance(found, tuple) else (found,)
@@ -166,6 +177,12 @@ class _Bounded(_Combine):
                 whole[place] = one.item()
         return found
 
+    def either(self, one: Parts, other: Parts) -> Parts:
+        """The same with bounds that hold for both."""
+        count = len(self.dtypes)
+        sides = zip(self.dtypes, one, other, one[count:], other[count:], strict=False)
+        return [*one[:count], *(_of_both(*each) for each in sides)]
+
     def _bounded(self, operands: Sequence[Any], limits: Sequence[Any]) -> Parts:
         for operand, limit in zip(operands, limits, strict=True):
             give(operand.handle, np.reshape(limit, operand.handle.data.shape))
@@ -184,6 +201,16 @@ class _Bounded(_Combine):
         return [*(part.data for part in parts), *(np.broadcast_to(or_zero(bound(part)), shape) for part in parts)]
 
 
+def _of_both(dtype: Any, one: Any, other: Any, limits: Any, others: Any) -> Any:
+    """The bounds of what was made in two ways: those of roundings, or more where these do not explain it."""
+    one, other = (_as_float64(each, dtype) for each in (one, other))
+    limits, spread = np.maximum(limits, others), apart(one, other)
+    if (explained := spread <= limits).all():
+        return limits
+    near = dtype.is_floating() & (spread <= _RELATIVE * np.maximum(np.abs(one), np.abs(other)))
+    return np.where(explained, limits, np.where(near, limits + of_orders([other], one), UNKNOWN))
+
+
 def _scalar(value: Any, dtype: Any) -> Any:
     return tl.tensor(engine.TensorHandle(np.array([value]), dtype), dtype)
 
@@ -193,30 +220,86 @@ def _block(data: Any, dtype: Any) -> Any:
 
 
 def _reduced(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
-    """Results in several orders: neighbours first, halves first, as the lanes of a warp do, the bits of a place in some
-    other order, and all at random. Where elements are combined one by one, in one of these."""
+    """Results in four orders: neighbours first, as threads do, the bits of a place in some other order, and all at
+    random. Where elements are combined one by one, in one of these."""
     length = parts[0].shape[-1]
     bits = length.bit_length() - 1
+    own = int(chance.integers(bits + 1))
     cube = np.arange(length).reshape((2,) * bits)
-    some = [range(bits), range(bits)[::-1], chance.permutation(bits)]
+    some = [range(bits), _of_threads(bits, own, chance), chance.permutation(bits)]
     orders = [cube.transpose(tuple(axes)).ravel() for axes in some] + [chance.permutation(length)]
     if combine.one_by_one:
         orders = [orders[int(chance.integers(len(orders)))]]
-    found = [np.stack([part[..., order] for order in orders]) for part in parts]
-    while found[0].shape[-1] > 1:
-        left, right = ([part[..., start::2] for part in found] for start in (0, 1))
-        found = combine(left, right)
+    found = _as_one(combine, [np.stack([part[..., order] for order in orders]) for part in parts], own, chance)
     return [[part[number] for part in found] for number in range(len(orders))]
 
 
+def _of_threads(bits: int, own: int, chance: np.random.Generator) -> list[int]:
+    """The axes of a cube in the order of a GPU, the last one combined first. `own`: so many bits of a place, low ones
+    or some of the highest as well, count a thread's own elements; then lanes combine halves of a warp, and warps."""
+    low = own if chance.integers(2) else int(chance.integers(own + 1))
+    lanes = min(bits - own, _LANE_BITS if chance.integers(2) else int(chance.integers(_LANE_BITS)))
+    high = bits - (own - low)
+    combined = [*range(low), *range(high, bits), *range(low, low + lanes)[::-1], *range(low + lanes, high)[::-1]]
+    return [bits - 1 - bit for bit in combined[::-1]]
+
+
+def _as_one(combine: _Combine, parts: Parts, own: int, chance: np.random.Generator) -> Parts:
+    """What the last axis comes to: groups in a row first, and then all in a tree. Each group is also made of its
+    elements in another order, in the other way."""
+    size, way, other = 1 << own, _in_a_row, _in_pairs
+    while (length := parts[0].shape[-1]) > 1:
+        groups = [part.reshape(*part.shape[:-1], -1, size) for part in parts]
+        order = chance.permutation(size)
+        parts = combine.either(way(combine, groups), other(combine, [part[..., order] for part in groups]))
+        size, way, other = min(1 << int(chance.integers(1, 4)), length // size), _in_pairs, _in_a_row
+    return [part[..., 0] for part in parts]
+
+
+def _in_a_row(combine: _Combine, parts: Parts) -> Parts:
+    """The last axis as one, each element after those before it."""
+    return [part[..., -1] for part in _scanned_in_a_row(combine, parts)]
+
+
+def _in_pairs(combine: _Combine, parts: Parts) -> Parts:
+    """The same of pairs of neighbours, pairs of these, and so on."""
+    while parts[0].shape[-1] > 1:
+        left, right = ([part[..., start::2] for part in parts] for start in (0, 1))
+        parts = combine(left, right)
+    return [part[..., 0] for part in parts]
+
+
 def _scanned(combine: _Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
-    """Results in several trees. Where elements are combined one by one, in the cheapest."""
-    found = [_by_pairs(combine, parts)]
-    if not combine.one_by_one:
-        length = parts[0].shape[-1]
-        group = 1 << int(chance.integers(1, max(2, length.bit_length() - 1)))
-        found += [_by_groups(combine, parts, min(size, length)) for size in (length, group, _WARP)]
+    """Results in several ways: pairs first, and as threads do, with some numbers of elements and of lanes. Where
+    elements are combined one by one, in one of these."""
+    most = parts[0].shape[-1].bit_length()
+    own = [1, *(1 << int(bits) for bits in chance.integers(most, size=2))]
+    lanes = [_WARP, _WARP, 1 << int(chance.integers(most))]
+    if combine.one_by_one:
+        return [_by_threads(combine, parts, own[-1], _WARP)]
+    return [_by_pairs(combine, parts), *(_by_threads(combine, parts, *both) for both in zip(own, lanes, strict=True))]
+
+
+def _by_threads(combine: _Combine, parts: Parts, own: int, lanes: int) -> Parts:
+    """Threads scan their own elements in a row, then lanes scan what these come to, and what is before a thread joins
+    in. Both scans are also made of pairs."""
+    shape = parts[0].shape
+    groups = [part.reshape(*shape[:-1], -1, own) for part in parts]
+    inner = combine.either(_scanned_in_a_row(combine, groups), _by_pairs(combine, groups))
+    ends = [part[..., -1] for part in inner]
+    ends = combine.either(_by_groups(combine, ends, min(lanes, ends[0].shape[-1])), _by_pairs(combine, ends))
+    before = [np.repeat(end, own, -1) for end in ends]
+    found = _joined(combine, before, [part.reshape(shape) for part in inner], own)
+    for part, end in zip(found, ends, strict=True):
+        part[..., own - 1 :: own] = end
     return found
+
+
+def _scanned_in_a_row(combine: _Combine, parts: Parts) -> Parts:
+    found = [[part[..., 0] for part in parts]]
+    for place in range(1, parts[0].shape[-1]):
+        found.append(combine(found[-1], [part[..., place] for part in parts]))
+    return [np.stack(each, -1) for each in zip(*found, strict=True)]
 
 
 def _by_pairs(combine: _Combine, parts: Parts) -> Parts:
@@ -231,14 +314,17 @@ def _by_pairs(combine: _Combine, parts: Parts) -> Parts:
 
 def _joined(combine: _Combine, before: Parts, parts: Parts, step: int) -> Parts:
     """Each with what is some steps before it, the first ones as they are; blocks of the language have all lanes."""
-    found = combine([np.roll(part, step, -1) for part in before], parts)
-    return [np.concatenate([part[..., :step], one[..., step:]], -1) for part, one in zip(parts, found, strict=True)]
+    if combine.one_by_one:
+        made = combine([part[..., :-step] for part in before], [part[..., step:] for part in parts])
+    else:
+        made = [part[..., step:] for part in combine([np.roll(part, step, -1) for part in before], parts)]
+    return [np.concatenate([part[..., :step], one], -1) for part, one in zip(parts, made, strict=True)]
 
 
 def _by_groups(combine: _Combine, parts: Parts, size: int) -> Parts:
     """As the lanes of a warp do: with the neighbour, then with the pair before, and so on; group by group."""
     shape = parts[0].shape
-    found = [part.reshape(*shape[:-1], -1, size) for part in parts]
+    found = [part.reshape(*shape[:-1], -1, size).copy() for part in parts]
     step = 1
     while step < size:
         found = _joined(combine, found, found, step)
