@@ -222,6 +222,7 @@ _TINY = f"{_NOTHING}d = d + 1e-9\n"
 INF = float("inf")
 PLUS = {"plus": "def plus(x, y):\n    return x + y"}
 FUSED = {"a": (1.3,), "b": (1.6899998188018799,)}
+_FUSED_IN_FOUR = {name: 4 * numbers for name, numbers in FUSED.items()}
 _CANCELS = (
     "k = tl.arange(0, 16)\nrow = tl.where(k == 0, 4194304.0, tl.where(k == 1, -4194304.0, 0.0))[None, :]\n"
     "m = tl.zeros((16, 16), tl.float32) + row\nc0 = (a * 0.0 + 0.3)[:, None]\n"
@@ -433,6 +434,14 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
     "a denormal operand of TF32": trap(
         "m = tl.zeros((16, 16), tl.float32) + 5.877471754111438e-39\n"
         "found = tl.max(tl.dot(m, m * 0.0 + 1.0e30), 1) + a", 9e-8, a=(0.0,) * 16,
+    ),
+    "a fused sum in two places": trap(
+        "x = a * a - b\nfound = tl.reshape(tl.reshape(x, (1, 4)) - x[None, :], (4,))", 1.1e-7, **_FUSED_IN_FOUR
+    ),
+    "what is made of a fused sum in two places": trap(
+        "x = tl.where(a > 0.0, a * a - b, 0.0)\n"
+        "found = tl.reshape(tl.reshape(x, (1, 4)) - tl.trans(tl.reshape(x, (4, 1)), 1, 0), (4,))", 1.1e-7,
+        **_FUSED_IN_FOUR,
     ),
     "a logarithm": trap("found = tl.log(a)", 2 * 2.0**-26, a=(0.7789827,)),
 }  # fmt: skip

@@ -442,7 +442,9 @@ REFUSED = {
     ),
 }
 HISTORY = {
-    "mixed": "def mixed(n, f, m, g):\n    k = n + m\n    return k, tl.where(k == 64, f & g, (n != m).to(tl.int32) | f | g)",
+    "mixed": (
+        "def mixed(n, f, m, g):\n    k = n + m\n    return k, tl.where(k == 64, f & g, (n != m).to(tl.int32) | f | g)"
+    ),
     "behind": (
         "def behind(n, f, h, m, g, j):\n    k = n + m\n"
         "    return k, ((m == 1) & (n >= 2) & (k != j + 1)).to(tl.int32) | f, j | (g << 8)"
@@ -451,7 +453,12 @@ HISTORY = {
 """Functions that tell a thread's row which joins a tree from a row, and from a tree."""
 REFUSED |= {
     "a reduction that tells rows in trees": (
-        case("n, found = tl.reduce((a, a * 0), 0, mixed)", "int32", whole(*[1] * 64), names={"mixed": HISTORY["mixed"]}),
+        case(
+            "n, found = tl.reduce((a, a * 0), 0, mixed)",
+            "int32",
+            whole(*[1] * 64),
+            names={"mixed": HISTORY["mixed"]},
+        ),
         "not associative and commutative",
     ),
     "a scan that tells rows in trees": (

@@ -28,6 +28,10 @@ _BOUND, _LOSS, _LOSS_IN, _LEAN = "error bound", "loss of a product", "type of th
 JOINS, NARROW, OF_WHOLE = "sum of many", "loss in a narrow type", "whole number"
 """Attributes: `Joins`; what a sum of narrow numbers in a wider type loses where it is made in the narrow one; and the
 whole number that a fraction was made of."""
+TWINS = "may be made twice"
+"""Attribute: made by a sum that may have taken a product unrounded, and by steps that a compiler makes again where
+values are needed in another layout: there it may fuse otherwise. What was loaded, reduced or multiplied as matrices is
+made once."""
 _EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-23, "fp64": 2.0**-52, "fp8e4nv": 2.0**-3, "fp8e5": 2.0**-2}
 """Last bits of numbers from 1 to 2."""
 _LEAST = {"fp16": 2.0**-24, "bf16": 2.0**-133, "fp32": 2.0**-149, "fp64": 5e-324, "fp8e4nv": 2.0**-9, "fp8e5": 2.0**-16}
@@ -72,7 +76,7 @@ class Lean(NamedTuple):
     """What a value shares with others: the part of its error that is one error with theirs, and itself with copies."""
 
     origins: Any
-    """Numbers, each of one error; 0 for none."""
+    """Numbers, each of one error; 0 for none. Below 0: of an error that values made twice (`TWINS`) need not share."""
     parts: Any
     """How far the value is off where that error is the largest it can be, with a sign; no more than its bound."""
     copies: Any
@@ -153,14 +157,14 @@ def named(handle: Any, least: float = 0.0) -> Lean | None:
     limits = bound(handle)
     if limits is None:
         return None
-    shared = lean(handle)
+    shared, twins = lean(handle), TWINS in handle.attr
     if shared is None:
-        shared = handle.attr[_LEAN] = of_its_own(limits)
+        shared = handle.attr[_LEAN] = of_its_own(limits, twins=twins)
         return shared
     few = np.abs(shared.parts) < least * limits
     unnamed = shared.copies == 0
     if few.any() or unnamed.any():
-        own = of_its_own(limits)
+        own = of_its_own(limits, twins=twins)
         shared = handle.attr[_LEAN] = Lean(
             np.where(few, own.origins, shared.origins),
             np.where(few, own.parts, shared.parts),
@@ -169,10 +173,10 @@ def named(handle: Any, least: float = 0.0) -> Lean | None:
     return shared
 
 
-def of_its_own(limits: Any) -> Lean:
-    """All of some errors, and values, under names that nothing else has."""
+def of_its_own(limits: Any, *, twins: bool = False) -> Lean:
+    """All of some errors, and values, under names that nothing else has. `twins`: of values that may be made twice."""
     names = next(_fresh) * _LANES + np.arange(limits.size, dtype=np.int64).reshape(limits.shape)
-    return Lean(names, limits, names)
+    return Lean(-names if twins else names, limits, names)
 
 
 def none_shared(shape: Any) -> Lean:

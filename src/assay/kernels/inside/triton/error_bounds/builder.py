@@ -117,6 +117,7 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         found, noted = getattr(_plain, name)(self, *args, **options), accesses.bounds()
         if by_lanes:
             threads.combined(found, args)
+            sharing.note_twins(found, args, fused=adds and current().fuses)
         known = [arg for arg in args if type(arg) is engine.TensorHandle and arg.attr and carries(arg)]
         if cast:
             choices.note_whole(found, args[0])
@@ -167,6 +168,7 @@ def _clamp(self: Any, *args: Any, **options: Any) -> Any:
 def _library(self: Any, name: str, path: str, symbol: str, args: Any, result: Any, pure: bool) -> Any:
     found = _plain.create_extern_elementwise(self, name, path, symbol, args, result, pure)
     threads.combined(found, args)
+    sharing.note_twins(found, args)
     if found.dtype.scalar.is_floating():
         limits = functions.of_library(symbol)(found, *args)
     elif all(bound(arg) is None for arg in args):

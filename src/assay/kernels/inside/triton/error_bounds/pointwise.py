@@ -176,7 +176,8 @@ def _doubled(product: Any, factor: Any) -> Any:
 def _loss(found: Any, lhs: Any, rhs: Any) -> Any:
     values = wide(found)
     if carries(lhs) or carries(rhs) or found.dtype.scalar == tl.float64:
-        lost: Any = last_bits(np.where(np.isfinite(values), values, 0.0), found.dtype)
+        finite = np.where(np.isfinite(values), values, 0.0)
+        lost: Any = np.where(_scales(found, lhs, rhs), 0.0, last_bits(finite, found.dtype))
         lost = total(lost, times(loss(lhs), wide(rhs)), times(loss(rhs), wide(lhs)))
     else:
         lost = np.where(np.isfinite(values), np.abs(wide(lhs) * wide(rhs) - values), 0.0)
@@ -184,6 +185,13 @@ def _loss(found: Any, lhs: Any, rhs: Any) -> Any:
         beyond = np.isinf(values) & np.isfinite(wide(lhs)) & np.isfinite(wide(rhs))
         lost = np.where(beyond, UNKNOWN, lost)
     return np.broadcast_to(lost, values.shape)
+
+
+def _scales(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Products by exact powers of two, which lose nothing but where they are denormal."""
+    exact = [(or_zero(bound(side)) == 0) & powers_of_two(wide(side)) for side in (lhs, rhs)]
+    limits = np.maximum(or_zero(bound(found)), np.full(found.data.shape, least_of(found.dtype)))
+    return np.logical_or(*np.broadcast_arrays(*exact)) & (scaled(found, limits) == limits)
 
 
 def fused(found: Any, x: Any, y: Any, z: Any) -> Any:

@@ -3,7 +3,8 @@ they share with others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     MOST,
     NARROW,
     OF_WHOLE,
+    TWINS,
     Joins,
     Lean,
     apart,
@@ -45,9 +47,13 @@ _WAS = "narrow type"
 _NEARLY_ALL = 0.9
 """So much of a product's error has to come from one factor, to be known by that one's."""
 
+_MIXED, _NAMES = 0x5851F42D4C957F2D, (1 << 62) - 1
+"""An odd factor that takes names to others, and the bits that they have."""
 _plain: Any = engine.InterpreterBuilder
 MOVES = ("broadcast", "expand_dims", "splat", "unsplat", "reshape", "trans")
 """Methods of the builder, without `create_`, that move lanes."""
+_LAID_OUT = frozenset(("create_expand_dims", "create_reshape", "create_trans"))
+"""Those after which lanes may lie in another layout."""
 
 
 def of_choice(found: Any, condition: Any, lhs: Any, rhs: Any) -> Lean | None:
@@ -86,7 +92,7 @@ def of_product(found: Any, lhs: Any, rhs: Any, limits: Any) -> Lean | None:
             return Lean(shared.origins, shared.parts * factor, np.where(factor == 1.0, shared.copies, 0))
         parts = np.where(np.isfinite(factor), shared.parts * factor, 0.0)
         if np.any(most := (shared.origins != 0) & (np.abs(parts) >= _NEARLY_ALL * limits) & (limits > 0)):
-            result = result or of_its_own(limits)
+            result = result or of_its_own(limits, twins=TWINS in found.attr)
             result = Lean(
                 np.where(most, shared.origins, result.origins), np.where(most, parts, result.parts), result.copies
             )
@@ -101,7 +107,7 @@ def of_cast(found: Any, source: Any, limits: Any) -> tuple[Any, Lean | None]:
         return limits, None
     if kinds[0].primitive_bitwidth >= kinds[1].primitive_bitwidth:
         return limits, named(source, MOST)
-    shared, own = lean(source), of_its_own(limits)
+    shared, own = lean(source), of_its_own(limits, twins=TWINS in found.attr)
     if shared is None:
         return limits, own
     mine = or_zero(bound(source))
@@ -118,6 +124,16 @@ def of_bits(source: Any, limits: Any) -> Lean | None:
         return None
     whole = np.abs(shared.parts) == bound(source)
     return Lean(np.where(whole, shared.origins, 0), limits, shared.copies)
+
+
+def note_twins(found: Any, operands: Iterable[Any], *, fused: bool = False) -> None:
+    """Keep that a value may be made twice. `fused`: by a sum that may take products unrounded."""
+    for operand in operands:
+        if type(operand) is engine.TensorHandle and (
+            TWINS in operand.attr or (fused and np.any(or_zero(loss(operand))))
+        ):
+            found.attr[TWINS] = True
+            return
 
 
 def keep_loss(found: Any, operand: Any) -> None:
@@ -189,14 +205,17 @@ def moving(name: str) -> Callable[..., Any]:
             return move(self, *other, **options).data
 
         if type(source) is engine.TensorHandle and source.attr:
-            _carry(source, found, moved)
+            _carry(source, found, moved, (name, *args[:place], *args[place + 1 :]) if name in _LAID_OUT else None)
         return found
 
     return operation
 
 
-def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any]) -> None:
+def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any], move: Any = None) -> None:
+    """`move`: what the lanes go through to another layout, if they do."""
     if (shared := named(source, MOST)) is not None:
+        if TWINS in source.attr and move is not None:
+            shared = _elsewhere(shared, move)
         kinds = tl.int64, tl.float64, tl.int64
         parts = (moved(part, kind) for part, kind in zip(shared, kinds, strict=True))
         give(found, moved(bound(source), tl.float64), Lean(*parts))
@@ -210,6 +229,15 @@ def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any]) -> None:
         found.attr[OF_WHOLE] = moved(source.attr[OF_WHOLE].astype(np.int64), tl.int64)
     if PAIR in source.attr:
         found.attr[PAIR] = source.attr[PAIR]
+    note_twins(found, (source,))
+
+
+def _elsewhere(shared: Lean, move: Any) -> Lean:
+    """Values that may be made again behind a move: copies of each other there, and of none elsewhere."""
+    key = zlib.crc32(repr(move).encode())
+    origins, copies = (-1 - ((names * _MIXED + key) & _NAMES) for names in (shared.origins, shared.copies))
+    copies = np.where(shared.copies == 0, 0, copies)
+    return Lean(np.where(shared.origins < 0, origins, shared.origins), shared.parts, copies)
 
 
 def join(self: Any, lhs: Any, rhs: Any) -> Any:
@@ -219,6 +247,7 @@ def join(self: Any, lhs: Any, rhs: Any) -> Any:
         shared = [named(side, MOST) or none_shared(side.data.shape) for side in sides]
         parts = (np.stack(each, -1) for each in zip(*shared, strict=True))
         give(found, _stacked([bound(side) for side in sides], lhs.data.shape), Lean(*parts))
+        note_twins(found, sides)
     if current().fuses and any(loss(side) is not None for side in sides):
         give_loss(found, _stacked([loss(side) for side in sides], lhs.data.shape))
     return found
