@@ -95,6 +95,8 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "the larger of two": ("maximum.default", window(0), window(2)),
     "a copy": ("clone.default", window(0)),
     "a range of whole numbers": ("arange.default", float(N)),
+    "steps of whole numbers": ("linspace.default", 0.0, 2.0 * (N - 1), N),
+    "steps of halves": ("arange.start_step", 0.0, 3.0 * N, 3.0),
 }
 
 
@@ -111,8 +113,8 @@ def test_what_every_machine_has_is_exact(name: str) -> None:
 
 def test_a_sum_of_whole_numbers_is_exact() -> None:
     cast = operation("floor.default", window(0), outs=(window(1),))
-    added = operation("sum.default", window(1), outs=(window(1, ()),))
-    assert not after(cast, added, outs=window(1, ()), limit=0.0).any()
+    added = operation("sum.default", window(1), outs=(window(2, ()),))
+    assert not after(cast, added, outs=window(2, ()), limit=0.0).any()
 
 
 @pytest.mark.parametrize(("dtype", "step"), [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def left(
     memory = Memory(program)
     memory.bounds = Bounds([raw.data_ptr() for raw in memory.raw], [len(raw) for raw in memory.raw])
     for given, value in ((program.inputs[0], first), (program.params[0][1], other)):
-        memory.tensor(given).fill_(value)
+        memory.tensor(replace(given, dtype=of)).fill_(value)
     if limit:
         inexact.note(memory, program.inputs[0], np.full(N, limit))
     operators.run(memory, program.forward[0])  # type: ignore[arg-type]
@@ -67,6 +68,18 @@ UNKNOWN: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     "places of equals": (("topk.default", window(0), 2), {"outs": (window(1, (2,)), window(3, (2,), "int64"))}),
     "the place of the largest": (("argmax.default", window(0)), {"limit": 1e-6, "outs": (window(1, (), "int64"),)}),
+    "a step of whole numbers that is cut": (
+        ("linspace.default", 0, 10, N),
+        {"outs": (window(1, dtype="int32"),), "dtype": {"dtype": "int32"}},
+    ),
+    "a product of complex numbers": (
+        ("mul.Tensor", window(0, (N // 2,), "complex64"), window(2, (N // 2,), "complex64")),
+        {"outs": (window(1, (N // 2,), "complex64"),)},
+    ),
+    "a half compared with a number": (
+        ("eq.Scalar", window(0, dtype="float16"), 0.1),
+        {"first": 0.0999755859375, "of": "float16", "outs": (window(1, dtype="bool"),)},
+    ),
     "a product too large in another order": (("prod.default", window(0)), {"first": 1e30, "outs": (window(1, ()),)}),
 }
 
@@ -108,6 +121,38 @@ def test_what_is_equal_to_a_number_may_lie_between_the_ends() -> None:
     assert (left("eq.Scalar", window(0), 1.0001, limit=1e-3, outs=out) > 0).all()
     assert not left("eq.Scalar", window(0), 1.01, limit=1e-3, outs=out).any()
     assert not left("ne.Scalar", window(0), 1.0, outs=out).any()
+
+
+SIGNS: dict[str, tuple[tuple[Any, ...], dict[str, Any], float]] = {
+    "no number": (("sub.Tensor", window(0), window(2)), {"first": np.inf, "other": np.inf}, 2**-149),
+    "the larger of two zeros": (("maximum.default", window(0), window(2)), {"first": -0.0, "other": 0.0}, 2**-149),
+    "a zero clamped": (("clamp_min.default", window(0), 0.0), {"first": -0.0}, 2**-149),
+    "a sum of zeros": (("sum.default", window(0)), {"first": -0.0, "outs": (window(1, ()),)}, 2**-149),
+    "the larger of one zero": (("maximum.default", window(0), window(2)), {"first": 0.0, "other": 0.0}, 0.0),
+    "a zero less a zero": (("neg.default", window(0)), {"first": -0.0}, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_sign_that_nothing_settles_may_be_the_other_one(name: str) -> None:
+    args, said, least = SIGNS[name]
+    assert (left(*args, **said) == least).all()
+
+
+HALF_BY_NUMBER = {
+    "a product": ("mul.Tensor", 0.1, 2.0**-11),
+    "a product by what a half holds": ("mul.Tensor", 0.5, 0.0),
+    "a remainder": ("remainder.Scalar", 0.1, 2.0**-4),
+    "what is clamped by a half": ("clamp_min.default", 8.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", HALF_BY_NUMBER)
+def test_a_gpu_does_not_round_a_number_to_the_half_beside_it(name: str) -> None:
+    operator, number, least = HALF_BY_NUMBER[name]
+    out = (window(1, dtype="float16"),)
+    found = left(operator, window(0, dtype="float16"), number, first=7.0, of="float16", outs=out)
+    assert (found >= least).all() and found.any() == (least > 0)
 
 
 @pytest.mark.parametrize("many", [2, N])

@@ -95,6 +95,22 @@ def priced(name: str, *args: Any, out: tuple[int, ...], **kwargs: Any) -> int:
     return arithmetic_of(program.forward[0])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "each"),
+    [
+        ("addcmul.default", {}, 2),
+        ("addcmul.default", {"value": 0.5}, 3),
+        ("addcdiv.default", {}, 2),
+        ("lerp.Tensor", {}, 3),
+        ("add.Tensor", {"alpha": 2}, 2),
+        ("add.Tensor", {"alpha": 1}, 1),
+    ],
+)
+def test_operators_that_multiply_and_add_do_more_than_one_operation(name: str, more: Any, each: int) -> None:
+    operands = [window(0, (4, 6))] * (2 if name == "add.Tensor" else 3)
+    assert priced(name, *operands, out=(4, 6), **more) == each * 24
+
+
 def named(size: tuple[int, ...], storage: int = 0) -> dict[str, Any]:
     return {"window": window(storage, size)}
 

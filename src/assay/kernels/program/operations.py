@@ -128,6 +128,10 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
 product are its factors."""
 
 
+_STEPS = {"addcmul": 2, "addcdiv": 2, "lerp": 3}
+"""Operations for each element, of pointwise operators that make several in one."""
+
+
 def base_name(operation: Operation) -> str:
     """The operator's name without overload and in-place underscore."""
     return normal_name(operation.name)
@@ -197,7 +201,16 @@ def arithmetic_of(operation: Operation) -> int:
         return max(2 * _taps(operation, made), largest)
     if kind == "reduction":
         return max(largest - made, made)
-    return largest * (4 if is_heavy(base_name(operation)) else 1)
+    return largest * (4 if is_heavy(base_name(operation)) else _steps(operation))
+
+
+def _steps(operation: Operation) -> int:
+    """Operations of a pointwise operator for each element."""
+    name = base_name(operation)
+    factors = [value for given, value in operation.kwargs if given in ("alpha", "value")]
+    if name in ("add", "sub", "rsub"):
+        factors += operation.args[2:]
+    return _STEPS.get(name, 1) + sum(factor != 1 for factor in factors)
 
 
 def _is_fraction(window: Window) -> bool:

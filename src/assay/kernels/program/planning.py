@@ -25,8 +25,6 @@ from assay.kernels.program.operations import reference_arithmetic
 
 NAN = 0xFF
 """A byte of fresh memory that makes NaN of floats."""
-MAX_LEFT_OUT = 8
-"""Kernels of a program that are left out once each; further ones are not tried."""
 FURTHER = 2
 """Calls in a row that are added where none of the others may be one."""
 AT_ONCE = 4
@@ -83,7 +81,7 @@ def plan(
         configurations=first,
     )
     kernels = rules.launched_kernels(program)
-    left_out = [replace(whole, skip=kernel) for kernel in rng.sample(kernels, min(len(kernels), MAX_LEFT_OUT))]
+    left_out = [replace(whole, skip=kernel) for kernel in rng.sample(kernels, len(kernels))]
     told = [place for place in telling if place != chosen]
     pairs = [(cases[place], waiting.pop() if waiting else rng.choice(every)) for place in told]
     pairs += [(cases[telling[place % len(telling)]], choice) for place, choice in enumerate(waiting)]

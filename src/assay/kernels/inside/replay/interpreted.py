@@ -80,10 +80,8 @@ class Interpreted:
         if ledger.refusal is not None:
             raise ledger.refusal
 
-    def kind_of(self, error: Exception) -> Literal["error", "unsupported", "wrong_output"]:
-        """Whether the interpreter lacks what the kernel needs, or it computes with what has no one value."""
-        if isinstance(error, ledgers.WrongValueError):
-            return "wrong_output"
+    def kind_of(self, error: Exception) -> Literal["error", "unsupported"]:
+        """Whether the interpreter lacks what the kernel needs."""
         return "unsupported" if isinstance(error, ledgers.UnsupportedError) else "error"
 
 

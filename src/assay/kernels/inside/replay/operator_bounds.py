@@ -111,17 +111,6 @@ def after(call: Call) -> list[Any]:
         return [limit + each for limit, each in zip(found, off, strict=True)]
 
 
-def of_fill(values: torch.Tensor, last_bits: float) -> Any:
-    """Bounds of a range of fractions, of which each machine makes steps and sums in its own way; whole numbers are
-    exact."""
-    if not values.dtype.is_floating_point or not values.numel():
-        return None
-    size = values.to(torch.float64).abs().numpy()
-    if bool((np.rint(size) == size).all()):
-        return None
-    return np.full(size.shape, last_bits * torch.finfo(values.dtype).eps * size.max())
-
-
 def cast(limits: Any, values: torch.Tensor, dtype: torch.dtype) -> Any:
     """Bounds of elements that are moved into another type: what is at either end of them may be rounded to another
     number, and whole numbers may be any then. Fractions that a whole type does not hold are as the machine has it."""

@@ -1,0 +1,119 @@
+"""What CPU and GPU make of the same operands in ways of their own: signs that nothing settles, ranges, numbers of
+Python's beside halves, and complex numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.kernels.inside.replay.operator_bounds import SUMS, least_of
+from assay.kernels.inside.triton.error_bounds.bounds import unlike
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
+
+_MARGIN = 2.0
+_HALVES = (torch.float16, torch.bfloat16)
+_EXACT_COMPLEX = frozenset({"add", "sub", "neg", "eq", "ne", "where"})
+_OF_EITHER_ZERO = SUMS | frozenset(
+    {
+        *("maximum", "minimum", "clamp", "clamp_min", "clamp_max", "relu", "hardtanh", "leaky_relu", "amax", "amin"),
+        *("max", "min", "sort", "topk", "max_pool2d_with_indices", "remainder", "fmod", "floor_divide"),
+    }
+)
+"""Operators that give one of several zeros, or begin with one of their own, which may have the other sign."""
+_WHOLE = 2.0**24
+"""Up to it float32 has all whole numbers."""
+
+
+def of_range(name: str, numbers: Sequence[float], values: torch.Tensor, last_bits: float) -> Any:
+    """Bounds of `arange` and `linspace`, of which each machine makes steps and sums in its own way; exact where start
+    and steps are whole numbers.
+
+    Args:
+        name: Which of the two.
+        numbers: Start, end and step; of `linspace` how many numbers.
+        values: What it gives.
+        last_bits: How many last bits of the largest it may be off.
+    """
+    if not values.numel() or _by_whole_steps(name, numbers):
+        return None
+    if not values.dtype.is_floating_point:
+        return np.full(tuple(values.shape), UNKNOWN)
+    size = values.to(torch.float64).abs().numpy()
+    return np.full(size.shape, last_bits * torch.finfo(values.dtype).eps * size.max())
+
+
+def _by_whole_steps(name: str, numbers: Sequence[float]) -> bool:
+    start, end, step = numbers
+    whole = all(float(each).is_integer() and abs(each) <= _WHOLE for each in numbers)
+    return whole and (name == "arange" or step < 2 or (end - start) % (step - 1) == 0)
+
+
+def of_complex(
+    name: str, operands: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], limits: Sequence[Any]
+) -> bool:
+    """Whether results may be anything because they are made of complex numbers: products and quotients of these are
+    sums of products, which machines fuse and scale in their own ways."""
+    if not any(each.is_complex() for each in (*operands, *outs)):
+        return False
+    return name not in _EXACT_COMPLEX or any(limit is not None for limit in limits)
+
+
+def has_numbers_beside_halves(operands: Sequence[torch.Tensor], numbers: Sequence[float]) -> bool:
+    """Whether a CPU rounds numbers to a narrow type that a GPU keeps in float32."""
+    kinds = {each.dtype for each in operands if each.dtype in _HALVES}
+    return any(float(torch.tensor(number, dtype=kind)) != number for kind in kinds for number in numbers)
+
+
+def of_numbers(
+    compute: Callable[[Sequence[torch.Tensor], Callable[[float], float]], list[torch.Tensor]],
+    operands: Sequence[torch.Tensor],
+    plain: Sequence[torch.Tensor],
+) -> list[Any]:
+    """How far results are moved by whether numbers of Python's are rounded to the narrow type of an operand.
+
+    Args:
+        compute: The results of operands and of what is made of each number.
+        operands: With a narrow one among them.
+        plain: The results as they are.
+    """
+    kind = next(each.dtype for each in operands if each.dtype in _HALVES)
+    wide = [each.to(torch.float32) if each.dtype in _HALVES else each for each in operands]
+    ways = [
+        compute(wide, lambda number: float(torch.tensor(number, dtype=kind))),
+        compute(wide, lambda number: number),
+    ]
+    return [_between(*results) for results in zip(*ways, plain, strict=True)]
+
+
+def _between(one: torch.Tensor, other: torch.Tensor, plain: torch.Tensor) -> Any:
+    least = least_of(plain.dtype)
+    ends = [each.to(plain.dtype).to(torch.float64).numpy() for each in (one, other, plain)]
+    off = np.maximum(unlike(ends[0], ends[2], least), unlike(ends[1], ends[2], least))
+    return np.where(off > 0, _MARGIN * off if plain.dtype.is_floating_point else UNKNOWN, 0.0)
+
+
+def may_lose_signs(name: str, operands: Sequence[torch.Tensor]) -> bool:
+    """Whether an operator may give a zero of either sign."""
+    if name not in _OF_EITHER_ZERO:
+        return False
+    fractions = [each for each in operands if each.dtype.is_floating_point]
+    return any(bool(((each == 0) & torch.signbit(each)).any()) for each in fractions)
+
+
+def of_signs(result: torch.Tensor, *, zeros: bool) -> Any:
+    """Bounds of results whose sign nothing settles: what is no number has any bits, and zeros may have the other sign.
+    None where there are no such ones.
+
+    Args:
+        result: What an operator gave.
+        zeros: Whether a zero may have either sign.
+    """
+    if not result.dtype.is_floating_point:
+        return None
+    doubt = torch.isnan(result)
+    if zeros:
+        doubt = doubt | (result == 0)
+    return np.where(doubt.numpy(), least_of(result.dtype), 0.0) if bool(doubt.any()) else None
