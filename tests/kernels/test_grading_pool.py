@@ -19,7 +19,7 @@ import chz
 import pytest
 
 from assay.config.schema import settings
-from assay.errors import AssayError, CacheError, SandboxError
+from assay.errors import AssayError, CacheError, ConfigError, SandboxError
 from assay.kernels import config, verdict_cache
 from assay.kernels.config import GPU_VERDICT, VERDICT, GraderConfig
 from assay.kernels.grader import VERSION, Grader
@@ -79,6 +79,12 @@ def test_the_same_candidate_is_graded_once_at_a_time() -> None:
         assert len(stub.started) == 4, "without a cache, what is over is graded again"
 
     with_pool(body)
+
+
+@pytest.mark.parametrize("candidate", [None, "code", (None, "code"), 3])
+def test_what_is_no_candidate_is_named(candidate: Any) -> None:
+    with pytest.raises(ConfigError, match="candidate 0 is a .* Pass \\(problem, code\\)"):
+        grade_many([candidate])
 
 
 def test_a_waiter_that_is_cancelled_disturbs_no_other() -> None:

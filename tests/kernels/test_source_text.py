@@ -244,6 +244,14 @@ def test_of_markdown_the_last_block_with_a_model_is_taken() -> None:
     assert read_kernel_file(fenced(MODEL, "x = (\n" + DRAFT)).code.startswith("x = (")
 
 
+def test_kernels_in_another_block_than_the_model_are_told() -> None:
+    kernel = "@triton.jit\ndef double(x):\n    pass"
+    apart = read_kernel_file(fenced(kernel, MODEL))
+    assert apart.code == MODEL + "\n" and "its kernels stand in another block" in apart.told
+    for text in (fenced("import os", MODEL), fenced(kernel, f"{kernel}\n{MODEL}")):
+        assert "another block" not in read_kernel_file(text).told
+
+
 def test_fences_that_say_nothing_clear_are_left_for_the_parser_which_names_them() -> None:
     for text, said in ((f"{MODEL}\n```", "line 5 is a Markdown fence (```)"), (fenced("x = 1"), "line 2")):
         assert read_kernel_file(text) == KernelFile(text)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from assay.errors import AssayError
+from assay.errors import AssayError, ConfigError
 from assay.kernels.config import GraderConfig
 from assay.kernels.grader import VERSION, Grader
 from assay.kernels.problems.scaling import ScaledProblem, task_key
@@ -179,7 +179,11 @@ class GradingPool:
     async def stream(
         self, candidates: Iterable[Candidate], ahead: int | None = None
     ) -> AsyncGenerator[tuple[int, Verdict], None]:
-        """Verdicts as they come, each with the place of its candidate; at most `ahead` are under way."""
+        """Verdicts as they come, each with the place of its candidate; at most `ahead` are under way.
+
+        Raises:
+            ConfigError: a candidate is no pair of a problem and a text.
+        """
         limit = ahead or AHEAD * max(self._grader.width, 1)
         waiting: set[asyncio.Task[tuple[int, Verdict]]] = set()
         source = enumerate(candidates)
@@ -191,7 +195,7 @@ class GradingPool:
                     if entry is None:
                         more = False
                         break
-                    waiting.add(asyncio.create_task(self._placed(entry[0], *entry[1])))
+                    waiting.add(asyncio.create_task(self._placed(entry[0], *_pair(*entry))))
                 if not waiting:
                     return
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -237,6 +241,17 @@ class GradingPool:
         return verdict
 
 
+def _pair(place: int, candidate: object) -> Candidate:
+    """A candidate as it must be given."""
+    match candidate:
+        case (Problem() | ScaledProblem() as problem, str() as code):
+            return problem, code
+    raise ConfigError(
+        f"candidate {place} is a {type(candidate).__name__}, and no pair of a problem and its code, of which a verdict can "
+        "be given. Pass (problem, code), with a problem of load_problems and a str."
+    )
+
+
 def _tell_time(took: Callable[[float], None], began: float, _: asyncio.Task[None]) -> None:
     took(time.monotonic() - began)
 
@@ -261,7 +276,8 @@ def grade_many(
     """Grade candidates and wait for all of them; for code without an event loop.
 
     Raises:
-        SandboxError: this machine cannot isolate untrusted code.  AssayError: called inside a running event loop, where
+        SandboxError: this machine cannot isolate untrusted code.  ConfigError: a candidate is no pair of a problem and a
+            text.  AssayError: called inside a running event loop, where
             `GradingPool.grade_many` is to be awaited.
     """
     try:

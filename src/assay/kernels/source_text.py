@@ -30,6 +30,7 @@ _FENCE = re.compile(r"^[ \t]*```([^\n`]*+)$", re.MULTILINE)
 _TAGGED = re.compile(r"[ \t]*([\w+.-]*)")
 _LANGUAGES = frozenset({"", "python", "py", "python3", "triton", "cuda", "cu", "cpp", "c++", "c"})
 _MODEL_NEW = re.compile(r"^[ \t\f]*class(?:[ \t\f]|\\\n)+ModelNew\b", re.MULTILINE)
+_KERNEL = re.compile(r"^[ \t\f]*@[ \t\f]*(?:\w+\.)?(?:jit|autotune|heuristics)\b|load_inline", re.MULTILINE)
 _TEXT = re.compile(
     r'''#[^\n]*+|"""(?:[^"\\]|\\.|"(?!""))*+(?:"""|\Z)?|\'\'\'(?:[^\'\\]|\\.|\'(?!\'\'))*+(?:\'\'\'|\Z)?'''
     r"""|"(?:[^"\\\n]|\\.)*+"?|\'(?:[^\'\\\n]|\\.)*+\'?""",
@@ -236,6 +237,8 @@ def read_kernel_file(text: str) -> KernelFile:
     if len(blocks) > 1:
         which = "the last that defines" if len(models) > 1 else "the only one that defines"
         told += f" ({which} ModelNew; the file has {len(blocks)} code blocks)"
+        if not _KERNEL.search(models[-1]) and any(_KERNEL.search(code) for _, code in blocks):
+            told += "; its kernels stand in another block, which is not: put all of the module into one"
     return KernelFile(models[-1], f"{told}. Line numbers in the verdict are those of the block.")
 
 
@@ -246,7 +249,8 @@ def fences_around(code: str) -> str:
         return ""
     line = code.count("\n", 0, fence.start()) + 1
     return (
-        f"line {line} is a Markdown fence ({fence[0].strip()[:40]}): give the Python module alone, without the fences"
+        f"line {line} is a Markdown fence ({fence[0].strip()[:40]}): give the Python module alone, or in one code block "
+        "that defines ModelNew"
     )
 
 
