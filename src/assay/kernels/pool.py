@@ -247,8 +247,8 @@ def _pair(place: int, candidate: object) -> Candidate:
         case (Problem() | ScaledProblem() as problem, str() as code):
             return problem, code
     raise ConfigError(
-        f"candidate {place} is a {type(candidate).__name__}, and no pair of a problem and its code, of which a verdict can "
-        "be given. Pass (problem, code), with a problem of load_problems and a str."
+        f"candidate {place} is a {type(candidate).__name__}, and no pair of a problem and its code, of which a verdict "
+        "can be given. Pass (problem, code), with a problem of load_problems and a str."
     )
 
 
@@ -276,8 +276,8 @@ def grade_many(
     """Grade candidates and wait for all of them; for code without an event loop.
 
     Raises:
-        SandboxError: this machine cannot isolate untrusted code.  ConfigError: a candidate is no pair of a problem and a
-            text.  AssayError: called inside a running event loop, where
+        SandboxError: this machine cannot isolate untrusted code.  ConfigError: a candidate is no pair of a problem and
+            a text.  AssayError: called inside a running event loop, where
             `GradingPool.grade_many` is to be awaited.
     """
     try:

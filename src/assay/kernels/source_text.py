@@ -249,8 +249,8 @@ def fences_around(code: str) -> str:
         return ""
     line = code.count("\n", 0, fence.start()) + 1
     return (
-        f"line {line} is a Markdown fence ({fence[0].strip()[:40]}): give the Python module alone, or in one code block "
-        "that defines ModelNew"
+        f"line {line} is a Markdown fence ({fence[0].strip()[:40]}): give the Python module alone, or in one code "
+        "block that defines ModelNew"
     )
 
 

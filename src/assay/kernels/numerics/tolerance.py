@@ -126,8 +126,9 @@ def _verdict(wrong: npt.NDArray[np.bool_], ratio: Exact, answer: Array, exact: A
     if not mismatches:
         return Comparison(True, worst, 0, exact.size)
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+    are = "is" if mismatches == 1 else "are"
     message = (
-        f"{mismatches} of {exact.size} elements {'is' if mismatches == 1 else 'are'} wrong; the first is [{', '.join(map(str, place))}]: "
+        f"{mismatches} of {exact.size} elements {are} wrong; the first is [{', '.join(map(str, place))}]: "
         f"{answer[place]} instead of {exact[place]}"
     )
     return Comparison(False, worst, mismatches, exact.size, message)
