@@ -325,7 +325,8 @@ class Compiler:
         for keys, (_, launch) in zip(self.keys, self.launches, strict=True):
             names = self.text.parameters[str(launch.kernel)]
             for key, variant in zip(keys, launch.variants, strict=True):
-                storages = {names[name]: {w.storage for w in windows_in(value)} for name, value in variant.args}
+                given = [(names[name], value) for name, value in variant.args if name in names]
+                storages = {name: {window.storage for window in windows_in(value)} for name, value in given}
                 uneven = layouts.uneven(self._spreads.get(key, ()), storages)
                 found |= {(self._names[key], shape, size, storage): None for (shape, size), storage in uneven}
         return [[name, list(shape), size, storage] for name, shape, size, storage in found]

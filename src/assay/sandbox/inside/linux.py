@@ -6,6 +6,7 @@ fork needs; none of these blocks.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -248,3 +249,17 @@ def allow_execution_only_of(paths: list[str]) -> bool:
     finally:
         os.close(rules)
     return True
+
+
+def default_signals() -> None:
+    """Default handlers and nothing blocked, for this process and its children; Python wants SIGPIPE ignored."""
+    for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
+        if signal.getsignal(each) is not None:
+            signal.signal(each, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def kill_session(leader: int) -> None:
+    """Without a process namespace: whatever stayed in the child's process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)

@@ -133,7 +133,7 @@ class Worker:
             linux.die_with_parent()
         linux.set_dumpable(False)
         linux.no_new_privileges()
-        _default_signals()
+        linux.default_signals()
         harness = importlib.import_module(setting.harness)
         harness.preload()
         threads = len(os.listdir("/proc/self/task"))
@@ -298,7 +298,7 @@ class Worker:
         strict = self._setting.strict
         signal.pidfd_send_signal(job.pidfd, signal.SIGKILL)
         if not strict:
-            _kill_session(job.pid)
+            linux.kill_session(job.pid)
         _, status, usage = os.wait4(job.pid, 0)
         if not strict:
             shutil.rmtree(job.scratch, ignore_errors=True)
@@ -370,20 +370,6 @@ def _compiles(profile: str) -> bool:
 def _drives_devices(profile: str) -> bool:
     """Whether jobs of a profile may use the devices of the sandbox."""
     return profile.startswith("gpu")
-
-
-def _default_signals() -> None:
-    """Default handlers and nothing blocked, for this process and its children; Python wants SIGPIPE ignored."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
-        if signal.getsignal(number) is not None:
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _kill_session(leader: int) -> None:
-    """Without a process namespace: whatever stayed in the child's process group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def main(text: str) -> int:

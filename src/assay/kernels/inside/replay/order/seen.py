@@ -1,0 +1,52 @@
+"""Who touched the elements of a storage last, and where an access meets theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from assay.kernels.inside.replay.ordering import Ordering
+
+_MEETING = {"load": ("store",), "store": ("store", "load", "load before", "atomic operation")}
+_MEETING_AN_ATOMIC_ONE = ("store", "load", "load before")
+
+
+class Seen:
+    """Who touched the elements of a storage in a launch last, and how, as stamps of `Ordering`; 0 for no one."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._last: dict[str, Any] = {}
+        """`load before`: the last load by another program than the one of `load`."""
+
+    def take(self, slots: Any, what: str, ordering: Ordering, one: bool) -> tuple[Any, Any, int]:
+        """Where an access meets those of others, one of the two being plain and writing; and where both are plain and
+        not ordered. None for nowhere. Last, the stamp of one of those that are ordered; 0 for none."""
+        meets = races = None
+        told = 0
+        for kind in _MEETING.get(what, _MEETING_AN_ATOMIC_ONE):
+            if kind not in self._last:
+                continue
+            stamps = self._last[kind][slots]
+            others = ordering.of_others(stamps)
+            if not others.any():
+                continue
+            meets = others if meets is None else meets | others
+            if what in _MEETING and kind != "atomic operation":
+                unordered = ordering.unordered(stamps, others)
+                races = unordered if races is None else races | unordered
+                if (ordered := others & ~unordered).any():
+                    told = int(stamps[ordered][0])
+        if what == "load" and "load" in self._last:
+            stamps = self._last["load"][slots]
+            others = ordering.of_others(stamps)
+            if others.any():
+                self._stamps("load before")[slots[others]] = stamps[others]
+        self._stamps(what)[slots] = ordering.stamp(one)
+        return meets, races, told
+
+    def _stamps(self, kind: str) -> Any:
+        if kind not in self._last:
+            self._last[kind] = np.zeros(self._slots, dtype=np.int64)
+        return self._last[kind]
