@@ -101,7 +101,7 @@ def test_a_starter_is_written_once_and_names_itself(assay: Run, tmp_path: Path) 
     ("words", "said"),
     [
         ((), "grading needs --problem and --kernel"),
-        (("--kernel", "x.py"), "grading needs --problem and --kernel"),
+        (("--kernel", "x.py"), "grading needs --problem, which is missing here"),
         (("--problem", "1/1"), "--problem needs --kernel FILE"),
         (("--list", "--kernel", "x.py"), "--kernel goes with --problem"),
         (("--show", "1/1", "--level", "1"), "--level goes with --list"),

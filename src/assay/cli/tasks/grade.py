@@ -64,8 +64,8 @@ settings (key=value; --settings lists all of them):
 
 exit status:
   0  the verdict is `ok`
-  1  nothing was graded: a file, a package or a feature of this machine is missing
-  2  nothing was graded: an option or a setting is wrong
+  1  nothing was graded: a file, a problem, a package or a feature of this machine is missing
+  2  nothing was graded: an option or a setting is wrong, device=cuda without a GPU among them
   3  any other verdict
 """
 
@@ -122,8 +122,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _refuse_strays(args: argparse.Namespace) -> None:
     """Refuse options that would do nothing, and none at all."""
     if not (args.problem or args.list or args.show or args.starter or args.settings):
+        lacking = "--problem, which is missing here" if args.kernel else "--problem and --kernel"
         raise ConfigError(
-            "grading needs --problem and --kernel. `assay grade --list` shows the problems, `assay grade --starter 1/1 "
+            f"grading needs {lacking}. `assay grade --list` shows the problems, `assay grade --starter 1/1 "
             "--output kernel.py` writes a kernel to begin with."
         )
     for option, beside in _NOT_TOGETHER.items():

@@ -62,7 +62,7 @@ def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
 def _message(outcome: Outcome) -> str:
     where = f"line {outcome.line}: " if outcome.line and f"line {outcome.line}:" not in outcome.message else ""
     if outcome.end == "host_read":
-        return f"{where}{outcome.message}; {_NO_VALUES}"
+        return f"{where}{outcome.message.removesuffix('.')}; {_NO_VALUES}"
     return f"{where}{outcome.message}"
 
 

@@ -29,11 +29,14 @@ from assay.kernels.text.examined import (
 from assay.kernels.text.native import find_native, read_extensions
 from assay.kernels.text.tree import Tree, read_tree
 
-VERSION = 3
+VERSION = 4
 """Raised whenever the examination changes what it finds; part of the grader's version."""
 
 _LOADERS = "torch.utils.cpp_extension.load"
-_NO_TRITON = "no function compiled by Triton (triton.jit) in the source"
+_NO_TRITON = (
+    "no function compiled by Triton (triton.jit) in the source: kernels and ModelNew must be in one module, which is "
+    "one code block of a reply"
+)
 _NATIVE = "load_inline builds CUDA sources, and Triton kernels are graded here: grade it with backend=cuda"
 _REFERENCE = (
     "ModelNew inherits from Model, the reference, which is not there when a kernel is graded: "
