@@ -53,16 +53,17 @@ def run(step: dict[str, Any]) -> None:
 
 
 ONE_FURTHER = window(1, (N - 1,), offset=1)
+PLACES, SQUARE = window(3, (N,), "int64"), window(1, (2, 2))
 PAIR = window(1, (2,))
 REPEATED = [1, "float32", [N], [0], 0]
 CLASHES: dict[str, tuple[dict[str, Any], str]] = {
     "a copy of what is beside it": (
         operation("copy_.default", ONE_FURTHER, window(1, (N - 1,)), outs=(ONE_FURTHER,)),
-        "also reads as others",
+        "that it still reads",
     ),
     "a sum with what is beside it": (
         operation("add_.Tensor", ONE_FURTHER, window(1, (N - 1,)), outs=(ONE_FURTHER,)),
-        "also reads as others",
+        "that it still reads",
     ),
     "a copy into one element": (
         operation("copy_.default", REPEATED, window(0), outs=(REPEATED,)),
@@ -72,7 +73,13 @@ CLASHES: dict[str, tuple[dict[str, Any], str]] = {
         operation(
             "mv.out", window(2, (2, 2)), window(1, (2,)), out={"window": window(1, (2,))}, outs=(window(1, (2,)),)
         ),
-        "also reads as others",
+        "that it still reads",
+    ),
+    "a sort into what it sorts": (
+        operation(
+            "sort.values", window(0), values={"window": window(0)}, indices={"window": PLACES}, outs=(window(0), PLACES)
+        ),
+        "that it still reads",
     ),
     "two results in one place": (
         operation("sort.default", window(0), outs=(window(1), window(1, (N,), "int64"))),
@@ -94,6 +101,9 @@ def test_what_a_gpu_writes_in_any_order_is_refused(name: str) -> None:
         operation("add_.Tensor", window(1), window(1), outs=(window(1),)),
         operation("copy_.default", window(1, (4,), offset=4), window(1, (4,)), outs=(window(1, (4,), offset=4),)),
         operation("mul_.Tensor", window(1), window(0), outs=(window(1),)),
+        operation("add.out", window(1), window(0), out={"window": window(1)}, outs=(window(1),)),
+        operation("addmm_.default", SQUARE, window(0, (2, 2)), window(2, (2, 2)), outs=(SQUARE,)),
+        operation("cumsum_.default", window(1), 0, outs=(window(1),)),
     ],
 )
 def test_what_is_apart_or_the_same_is_written(step: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import unlike
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 
 _TRIALS, _SIDES = 3, 3
-_MARGIN = 2.0
+MARGIN = 2.0
 _STEEP = 0.1
 """Bounds of angles from which on a tangent may be anything."""
 
@@ -212,7 +212,7 @@ def _at_ends(call: Call, plain: Sequence[torch.Tensor]) -> list[Any]:
     if call.name in _PLACES:
         pairs = zip(found, plain, strict=True)
         found = [each if right.dtype.is_floating_point else np.full(each.shape, UNKNOWN) for each, right in pairs]
-    return [_MARGIN * each for each in found]
+    return [MARGIN * each for each in found]
 
 
 def _moved(operand: torch.Tensor, limit: Any, signs: Any) -> torch.Tensor:

@@ -70,14 +70,20 @@ def _check_reach(memory: Memory, operation: Operation) -> None:
 
 def _check_clash(operation: Operation, operator: Any) -> None:
     """Raises WrongValueError where a GPU, which works on all elements at once, may write something else."""
-    name = base_name(operation)
-    # Of a product or a reduction into one of its operands each element is made of others.
-    in_place = role_of(operation) == "move" or kind_of(name) not in ("product", "convolution", "reduction")
-    if (found := clash(operation.outs, operands_of(operation, operator), in_place=in_place)) is not None:
+    name, role = base_name(operation), role_of(operation)
+    written = {argument.name for argument in operator._schema.arguments if _is_written(argument)}
+    given = given_to(operation, operator)
+    others = [window for name, value in given.items() if name not in written for window in windows_in(value)]
+    # What else computes, or chooses, makes an element of others than the same one of an operand.
+    lanewise = role == "move" or (role == "arithmetic" and kind_of(name) != "reduction")
+    if (found := clash(operation.outs, others, lanewise=lanewise)) is not None:
         raise WrongValueError(
-            f"line {operation.line}: {name} {found}: there the result may be another one. Write to memory of its own, "
-            "or clone() what is read first"
+            f"line {operation.line}: {name} {found}. Write to memory of its own, or clone() what is read first"
         )
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _follow(memory: Memory, state: State, operation: Operation) -> None:
@@ -156,7 +162,7 @@ def _check_places(operation: Operation, operator: Any) -> None:
             raise ForgedError(f"{operation.name} takes no tensor for {argument.name}")
         if value is not None and not _may_be(value, kind):
             raise ForgedError(f"{operation.name} takes no such {argument.name}")
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if _is_written(argument):
             written += found
     if written and tuple(written) != operation.outs:
         raise ForgedError(f"{operation.name} writes into what the program does not name as its result")

@@ -14,21 +14,21 @@ _MOST = 1 << 22
 """Places that are compared one by one; windows with more are taken to overlap where their ranges do."""
 
 
-def clash(outs: Sequence[Window], operands: Sequence[Window], *, in_place: bool) -> str | None:
-    """What an operator writes that a GPU may have in several ways, in words; None where there is nothing.
+def clash(outs: Sequence[Window], operands: Sequence[Window], *, lanewise: bool) -> str | None:
+    """Why a GPU may write something else than the processor, in words; None where it may not.
 
     Args:
-        outs: What it writes.
-        operands: What it reads.
-        in_place: Whether an element is made of the same one of an operand, which may then be the same window.
+        outs: What an operator writes.
+        operands: What it reads besides what it works on in place.
+        lanewise: Whether each element is made of the same one of each operand, which may then be written over.
     """
     for place, out in enumerate(outs):
         if not is_distinct(out):
-            return "writes several numbers to one element, and a GPU keeps any of them"
+            return "writes several numbers to one element, of which a GPU keeps any"
         if not all(are_apart(out, other) for other in outs[:place]):
-            return "writes two results to one place, and a GPU keeps any of them"
-        if not all((in_place and operand == out) or are_apart(out, operand) for operand in operands):
-            return "writes to elements that it also reads as others, and a GPU reads them before or after"
+            return "writes two results to one place, of which a GPU keeps any"
+        if not all((lanewise and operand == out) or are_apart(out, operand) for operand in operands):
+            return "overwrites elements that it still reads, and a GPU may read them before or after that"
     return None
 
 

@@ -3,17 +3,17 @@ Python's beside halves, and complex numbers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from assay.kernels.inside.replay.operator_bounds import SUMS, least_of
+from assay.kernels.inside.replay.operator_bounds import MARGIN, SUMS, least_of
 from assay.kernels.inside.triton.error_bounds.bounds import unlike
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 
-_MARGIN = 2.0
 _HALVES = (torch.float16, torch.bfloat16)
 _EXACT_COMPLEX = frozenset({"add", "sub", "neg", "eq", "ne", "where"})
 _OF_EITHER_ZERO = SUMS | frozenset(
@@ -37,7 +37,8 @@ def of_range(name: str, numbers: Sequence[float], values: torch.Tensor, last_bit
         values: What it gives.
         last_bits: How many last bits of the largest it may be off.
     """
-    if not values.numel() or _by_whole_steps(name, numbers):
+    exact_in = _WHOLE if name == "linspace" or values.dtype.is_floating_point else math.inf
+    if not values.numel() or _by_whole_steps(name, numbers, exact_in):
         return None
     if not values.dtype.is_floating_point:
         return np.full(tuple(values.shape), UNKNOWN)
@@ -45,9 +46,9 @@ def of_range(name: str, numbers: Sequence[float], values: torch.Tensor, last_bit
     return np.full(size.shape, last_bits * torch.finfo(values.dtype).eps * size.max())
 
 
-def _by_whole_steps(name: str, numbers: Sequence[float]) -> bool:
+def _by_whole_steps(name: str, numbers: Sequence[float], most: float) -> bool:
     start, end, step = numbers
-    whole = all(float(each).is_integer() and abs(each) <= _WHOLE for each in numbers)
+    whole = all(float(each).is_integer() and abs(each) <= most for each in numbers)
     return whole and (name == "arange" or step < 2 or (end - start) % (step - 1) == 0)
 
 
@@ -92,7 +93,7 @@ def _between(one: torch.Tensor, other: torch.Tensor, plain: torch.Tensor) -> Any
     least = least_of(plain.dtype)
     ends = [each.to(plain.dtype).to(torch.float64).numpy() for each in (one, other, plain)]
     off = np.maximum(unlike(ends[0], ends[2], least), unlike(ends[1], ends[2], least))
-    return np.where(off > 0, _MARGIN * off if plain.dtype.is_floating_point else UNKNOWN, 0.0)
+    return np.where(off > 0, MARGIN * off if plain.dtype.is_floating_point else UNKNOWN, 0.0)
 
 
 def may_lose_signs(name: str, operands: Sequence[torch.Tensor]) -> bool:
