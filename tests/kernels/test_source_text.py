@@ -247,7 +247,7 @@ def test_of_markdown_the_last_block_with_a_model_is_taken() -> None:
 def test_kernels_in_another_block_than_the_model_are_told() -> None:
     kernel = "@triton.jit\ndef double(x):\n    pass"
     apart = read_kernel_file(fenced(kernel, MODEL))
-    assert apart.code == MODEL + "\n" and "its kernels stand in another block" in apart.told
+    assert apart.code == MODEL + "\n" and "its kernels are in another block" in apart.told
     for text in (fenced("import os", MODEL), fenced(kernel, f"{kernel}\n{MODEL}")):
         assert "another block" not in read_kernel_file(text).told
 

@@ -247,8 +247,8 @@ def _pair(place: int, candidate: object) -> Candidate:
         case (Problem() | ScaledProblem() as problem, str() as code):
             return problem, code
     raise ConfigError(
-        f"candidate {place} is a {type(candidate).__name__}, and no pair of a problem and its code, of which a verdict "
-        "can be given. Pass (problem, code), with a problem of load_problems and a str."
+        f"candidate {place} ({type(candidate).__name__}) is no pair of a problem and its code, so it cannot be graded. "
+        "Pass (problem, code): a problem of load_problems and a str."
     )
 
 

@@ -238,7 +238,7 @@ def read_kernel_file(text: str) -> KernelFile:
         which = "the last that defines" if len(models) > 1 else "the only one that defines"
         told += f" ({which} ModelNew; the file has {len(blocks)} code blocks)"
         if not _KERNEL.search(models[-1]) and any(_KERNEL.search(code) for _, code in blocks):
-            told += "; its kernels stand in another block, which is not: put all of the module into one"
+            told += "; its kernels are in another block, which is not graded: put the whole module into one"
     return KernelFile(models[-1], f"{told}. Line numbers in the verdict are those of the block.")
 
 

@@ -162,14 +162,14 @@ def load_problems(
             problems = read_checkout(root, levels or sorted(there))
         case "jsonl":
             if path is None:
-                raise ConfigError("dataset_src=jsonl needs the path of the file: problems_path, from Python path.")
+                raise ConfigError("dataset_src=jsonl needs the path of the file: problems_path (from Python: path).")
             rows = read_jsonl(Path(path))
             there = {p.level for p in rows}
             problems = [p for p in rows if p.level in (levels or there)]
         case "corpus":
             if path is None:
                 raise ConfigError(
-                    "dataset_src=corpus needs the name or the file of a data set: problems_path, from Python path."
+                    "dataset_src=corpus needs the name or the file of a data set: problems_path (from Python: path)."
                 )
             there = (CORPUS_LEVEL,)
             modules = read_modules(Path(path), find_fault)
