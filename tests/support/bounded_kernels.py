@@ -443,6 +443,21 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
         "found = tl.reshape(tl.reshape(x, (1, 4)) - tl.trans(tl.reshape(x, (4, 1)), 1, 0), (4,))", 1.1e-7,
         **_FUSED_IN_FOUR,
     ),
+    "a denormal number that is rounded up": trap("found = tl.ceil(a) + b * 0.0", 0.99, a=(1e-40,)),
+    "a root of a denormal number": trap("found = tl.sqrt(a)", 9e-21, a=(1e-40,)),
+    "a denormal remainder": trap("found = libdevice.fmod(a, b) * 1e38", 0.5, a=(2.0**-99,), b=(1.5 * 2.0**-126,)),
+    "a product of matrices that passes the largest number": trap(
+        "k = tl.arange(0, 16)\nrow = tl.where(k == 0, 1e38, tl.where(k == 1, -1e38, 0.0))[None, :]\n"
+        "m = tl.zeros((16, 16), tl.float32) + row\n"
+        "found = tl.max(tl.dot(m, m * 0.0 + 1.0, input_precision='ieee') + a[:, None], 1)", INF, a=(3e38,) * 16,
+    ),
+    "a zero less than nothing with a product of matrices": trap(
+        "m = tl.zeros((16, 16), tl.float32)\n"
+        "found = tl.max(1.0 / (tl.dot(m - 1.0, m, input_precision='ieee') + a[:, None]), 1)", INF, a=(-0.0,) * 16,
+    ),
+    "a fused sum that is joined and split": trap(
+        "x = a * a - b\np, q = tl.split(tl.join(x, x))\nfound = p - x", 1.1e-7, **_FUSED_IN_FOUR
+    ),
     "a logarithm": trap("found = tl.log(a)", 2 * 2.0**-26, a=(0.7789827,)),
 }  # fmt: skip
 """Cases in which a bound was once too small, and how large the first must be at least."""

@@ -92,15 +92,21 @@ def test_arithmetic_of_kernels_is_counted(bench: Bench, body: str, expected: int
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("tl.store(out + i, tl.load(x + i), mask=m)", "a load of 4 bytes 4 bytes past the end"),
+        ("tl.store(out + i, tl.load(x + i), mask=m)", "a load of 4 bytes that ends 4 bytes past the end"),
         ("tl.store(out + i, tl.load(x + i, mask=i <= n), mask=m)", "1 of 101 addresses"),
-        ("tl.store(out + i, tl.load(x + i - 1, mask=m), mask=m)", "a load of 4 bytes 4 bytes before the start"),
-        ("tl.store(out + i, tl.load(x + i, mask=m))", "a store of 4 bytes 4 bytes past the end"),
+        (
+            "tl.store(out + i, tl.load(x + i - 1, mask=m), mask=m)",
+            "a load of 4 bytes that begins 4 bytes before the start",
+        ),
+        ("tl.store(out + i, tl.load(x + i, mask=m))", "a store of 4 bytes that ends 4 bytes past the end"),
         ("tl.atomic_add(out + i, tl.load(x + i, mask=m))", "an? atomic operation of 4 bytes"),
         ("tl.atomic_max(out + i, 1.0, mask=i <= n)", "an? atomic operation of 4 bytes"),
         ("tl.atomic_cas(out.to(tl.pointer_type(tl.int32)) + n, 0, 1)", "an? atomic operation of 4 bytes"),
         ("tl.store(out + i, tl.load(x + i + 1000000000, mask=m), mask=m)", "past the end"),
-        ("tl.store(out.to(tl.pointer_type(tl.float64)) + 49 + i, 1.0, mask=i < 2)", "a store of 8 bytes 8 bytes past"),
+        (
+            "tl.store(out.to(tl.pointer_type(tl.float64)) + 49 + i, 1.0, mask=i < 2)",
+            "a store of 8 bytes that ends 8 bytes past",
+        ),
     ],
 )
 def test_accesses_outside_of_tensors_are_refused(bench: Bench, body: str, said: str) -> None:

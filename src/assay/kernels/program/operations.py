@@ -182,7 +182,7 @@ def arithmetic_of(operation: Operation) -> int:
     """Arithmetic operations of an operator, from the shapes of what goes in and comes out; a multiply-add is two.
 
     A reduction of n elements to m makes n - m; a pointwise operator one for each element of its largest tensor. So does
-    a cast of fractions to whole numbers or truth values, which rounds or compares.
+    a cast of fractions to whole numbers, which rounds, and of anything to truth values, which compares.
     """
     role = role_of(operation)
     if role in ("fill", "random"):
@@ -190,7 +190,12 @@ def arithmetic_of(operation: Operation) -> int:
     inputs = [window for value in operation.values for window in windows_in(value)]
     if role == "move":
         rounds = any(_is_fraction(window) for window in inputs)
-        return sum(out.elements for out in operation.outs if rounds and not _is_fraction(out))
+        tells = any(window.dtype != "bool" for window in inputs)
+        return sum(
+            max(out.elements, *(_lanes(window) for window in inputs)) if out.dtype == "bool" else out.elements
+            for out in operation.outs
+            if (tells and out.dtype == "bool") or (rounds and not _is_fraction(out))
+        )
     made = sum(out.elements for out in operation.outs)
     largest = max((_lanes(window) for window in (*inputs, *operation.outs)), default=0)
     made = max(made, sum(_lanes(out) for out in operation.outs))
@@ -207,7 +212,8 @@ def arithmetic_of(operation: Operation) -> int:
 def _steps(operation: Operation) -> int:
     """Operations of a pointwise operator for each element."""
     name = base_name(operation)
-    factors = [value for given, value in operation.kwargs if given in ("alpha", "value")]
+    factor = "value" if name in ("addcmul", "addcdiv") else "alpha"
+    factors = [value for given, value in operation.kwargs if given == factor]
     if name in ("add", "sub", "rsub"):
         factors += operation.args[2:]
     return _STEPS.get(name, 1) + sum(factor != 1 for factor in factors)

@@ -213,8 +213,12 @@ def moves(program: Program, slack: float = 1.0) -> list[Finding]:
 
 def _of_parameters(program: Program, moved: Sequence[tuple[int, Operation]]) -> int:
     """Bytes of moves of parameters, which a call may make to have them as its kernels read them: of each parameter as
-    many as it has."""
-    own = {window.storage for _, window in program.params} - {window.storage for window in program.inputs}
+    many as it has. One that `forward` or the module's import writes into is memory like any other."""
+    scratch = {out.storage for step in operations_in((*program.module, *program.forward)) for out in step.outs}
+    bytes_of: dict[int, int] = {}
+    for _, window in program.params:
+        bytes_of[window.storage] = bytes_of.get(window.storage, 0) + window.nbytes
+    own = {window.storage for _, window in program.params} - {window.storage for window in program.inputs} - scratch
     read: set[int] = set()
     total = 0
     for amount, operation in moved:
@@ -223,7 +227,7 @@ def _of_parameters(program: Program, moved: Sequence[tuple[int, Operation]]) -> 
         if amount and sources and sources <= own:
             read |= sources
             total += amount
-    return min(total, sum(program.storages[storage] for storage in read))
+    return min(total, sum(min(bytes_of[each], program.storages[each]) for each in read))
 
 
 def written(program: Program) -> list[Finding]:

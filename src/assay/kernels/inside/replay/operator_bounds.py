@@ -9,7 +9,6 @@ end of it does. `compute` gives the results of other operands; of sizes (`sizes=
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -69,8 +68,10 @@ _SORTED = frozenset({"sort", "topk"})
 class Compute(Protocol):
     """An operator with all its arguments but the tensors that it reads."""
 
-    def __call__(self, operands: Sequence[torch.Tensor], *, sizes: bool = False) -> list[torch.Tensor]:
-        """Its results."""
+    def __call__(
+        self, operands: Sequence[torch.Tensor], *, sizes: bool = False, factors: bool = True
+    ) -> list[torch.Tensor]:
+        """Its results. `sizes`: without signs, in float64; `factors`: with the factors of sums of products."""
         ...
 
 
@@ -117,6 +118,8 @@ def cast(limits: Any, values: torch.Tensor, dtype: torch.dtype) -> Any:
     given = np.zeros(tuple(values.shape)) if limits is None else limits
     if values.dtype == dtype:
         return limits
+    if dtype.is_complex or values.is_complex():
+        return np.where(given > 0, UNKNOWN, 0.0)
     wide = values.to(torch.float64).numpy()
     if dtype == torch.bool:
         return np.where((given > 0) & (np.abs(wide) <= given), UNKNOWN, 0.0)
@@ -125,7 +128,7 @@ def cast(limits: Any, values: torch.Tensor, dtype: torch.dtype) -> Any:
         if not values.dtype.is_floating_point:
             return found
         kind, cut = torch.iinfo(dtype), np.trunc(wide)
-        held = (cut >= float(kind.min)) & ((cut < 2.0 ** math.log2(kind.max + 1)) & (cut <= kind.max))
+        held = (cut >= float(kind.min)) & (cut < float(kind.max + 1))
         return np.where(held, found, UNKNOWN)
     ends = [torch.from_numpy(wide + side * given).to(dtype).to(torch.float64).numpy() for side in (0.0, -1.0, 1.0)]
     if np.isinf(given).any():
@@ -148,7 +151,8 @@ def _last_bits(values: torch.Tensor, count: float) -> Any:
     if not values.dtype.is_floating_point:
         return np.zeros(tuple(values.shape))
     size = values.abs().to(torch.float64).numpy()
-    return np.where(np.isfinite(size), count * torch.finfo(values.dtype).eps * size, 0.0)
+    own = np.maximum(torch.finfo(values.dtype).eps * size, least_of(values.dtype))
+    return np.where(np.isfinite(size) & (size > 0), count * own, 0.0)
 
 
 def _wide(values: torch.Tensor) -> Any:
@@ -279,12 +283,13 @@ def _summed(call: Call) -> Any:
     if own.eps > kind.eps:
         found = np.where(found > 0, found + call.last_bits / 4.0 * own.eps * (np.abs(_wide(plain)) + found), 0.0)
     beyond = (most > kind.max) | (np.abs(_wide(plain)) + found > own.max)
+    if call.name in MULTIPLIED | PRODUCTS:  # each product may be denormal
+        found = np.where(found > 0, found + (count + 1.0) * least_of(plain.dtype), 0.0)
     if call.name in MULTIPLIED:  # in another order parts of it may be too large, or too small
         over, under = (
             _wide(call.compute([limit(size, torch.ones(()).double()) for size in sizes], sizes=True)[0])
             for limit in (torch.maximum, torch.minimum)
         )
-        found = np.where(found > 0, found + count * least_of(plain.dtype), 0.0)
         beyond |= (over > kind.max) | ((under < kind.tiny) & (under > 0) & ~(under == least))
     settled = ~np.isfinite(_wide(plain)) & ~np.isfinite(least) & (through == 0) & (not inexact)
     return np.where(settled, 0.0, np.where(beyond | np.isnan(found), UNKNOWN, found))
@@ -300,18 +305,20 @@ def _added(call: Call, plain: torch.Tensor) -> Any:
     if call.name == "cumprod":
         return float(max(taken.shape, default=1))
     ones = [torch.ones(operand.shape, dtype=torch.float64) for operand in call.operands]
-    (found,) = call.compute(ones, sizes=True)
+    (found,) = call.compute(ones, sizes=True, factors=False)
     return np.maximum(_wide(found) - 1.0, 1.0 if call.name in PRODUCTS else 0.0)
 
 
 def _sorted(call: Call) -> list[Any]:
-    """Bounds of sorted numbers: as far as any of them is off. Places are anything where two are as near as that, of
-    `topk` where two are equal."""
+    """Bounds of sorted numbers: as far as any of them is off. Places are anything where two are as near as that, equals
+    too unless it is a stable sort; so is all of what `topk` does not sort."""
     values, places = call.compute(call.operands)
     (taken,), limit = call.operands, call.limits[0]
     most = 0.0 if limit is None else float(limit.max(initial=0.0))
     decided = torch.ones((), dtype=torch.bool)
-    if taken.dim() and (most or call.name == "topk"):
+    if call.ends("sorted")[0] == 0:
+        return [np.full(tuple(each.shape), UNKNOWN) for each in (values, places)]
+    if taken.dim() and (most or call.ends("stable")[0] != 1):
         axis = int(call.ends("dim")[0])
         ordered = taken.to(torch.float64).sort(dim=axis, descending=True).values
         decided = ((ordered.diff(dim=axis)).abs() > 2.0 * most).all(dim=axis, keepdim=True)

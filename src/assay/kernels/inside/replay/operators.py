@@ -37,6 +37,7 @@ def run(memory: Memory, operation: Operation) -> None:
     operator = _operator(operation.name)
     _check_places(operation, operator)
     _check_clash(operation, operator)
+    _check_truth(memory, operation, operator)
     if memory.others:
         _check_reach(memory, operation)
     tensors = [memory.tensor(window) for window in operation.outs]
@@ -72,6 +73,8 @@ def _check_clash(operation: Operation, operator: Any) -> None:
     """Raises WrongValueError where a GPU, which works on all elements at once, may write something else."""
     name, role = base_name(operation), role_of(operation)
     written = {argument.name for argument in operator._schema.arguments if _is_written(argument)}
+    if name in CONSTANT_FILLS and len(operation.outs) == 1:  # the same number, however often
+        return
     given = given_to(operation, operator)
     others = [window for name, value in given.items() if name not in written for window in windows_in(value)]
     # What else computes, or chooses, makes an element of others than the same one of an operand.
@@ -80,6 +83,18 @@ def _check_clash(operation: Operation, operator: Any) -> None:
         raise WrongValueError(
             f"line {operation.line}: {name} {found}. Write to memory of its own, or clone() what is read first"
         )
+
+
+def _check_truth(memory: Memory, operation: Operation, operator: Any) -> None:
+    """Raises WrongValueError for truth values of other bytes than 0 and 1, which some copies keep and others do not."""
+    given = operands_of(operation, operator)
+    read = given[1:] if base_name(operation) in ("copy", "fill") else given
+    for window in read:
+        if window.dtype == "bool" and bool((memory.tensor(window).view(torch.uint8) > 1).any()):
+            raise WrongValueError(
+                f"line {operation.line}: {base_name(operation)} reads a truth value whose byte is neither 0 nor 1, and "
+                "a GPU may keep that byte. Store 0 or 1"
+            )
 
 
 def _is_written(argument: Any) -> bool:

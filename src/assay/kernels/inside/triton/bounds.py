@@ -49,8 +49,8 @@ class Ranges:
         if not np.any(outside):
             return ""
         return (
-            f"a {what} of {size} bytes {self._beside(int(touched[np.argmax(outside)]), size)} of a tensor that the "
-            f"kernel was given ({np.count_nonzero(outside)} of {touched.size} addresses). Mask it."
+            f"a {what} of {size} bytes that {self._beside(int(touched[np.argmax(outside)]), size)} of a tensor that "
+            f"the kernel was given ({np.count_nonzero(outside)} of {touched.size} addresses). Mask it."
         )
 
     def _beside(self, address: int, size: int) -> str:
@@ -58,5 +58,5 @@ class Ranges:
         after = int(np.searchsorted(self.starts, np.uint64(address), side="right"))
         beyond = address + size - int(self.ends[after - 1]) if after else math.inf
         if after < len(self.starts) and int(self.starts[after]) - address < beyond:
-            return f"{int(self.starts[after]) - address} bytes before the start"
-        return f"{beyond} bytes past the end"
+            return f"begins {int(self.starts[after]) - address} bytes before the start"
+        return f"ends {beyond} bytes past the end"

@@ -46,24 +46,33 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
             return exact
         return _bounds_moved(memory, operation, operator)
     outs = [memory.tensor(each) for each in operation.outs]
-    if readings.of_complex(base_name(operation), operands, outs, limits):
+    doubtful = any(limit is not None for limit in limits) or _has_factor(operation)
+    if readings.of_complex(base_name(operation), operands, outs, inexact=doubtful):
         return [np.full(each.size, UNKNOWN) for each in operation.outs]
+    ends = partial(_ends, memory, operation, operator)
+    far = None
+    if base_name(operation) in ("remainder", "fmod"):
+        far = readings.of_remainders(ends("self")[0], ends("other")[0])
+    if far is not None:
+        return [np.broadcast_to(far, each.size) for each in operation.outs]
     numbers = _numbers(operation, operator)
     narrow = bool(numbers) and readings.has_numbers_beside_halves(operands, [value for _, value in numbers])
-    if not (off or narrow) and all(limit is None for limit in limits) and base_name(operation) != "topk":
+    if not (off or narrow) and all(limit is None for limit in limits) and base_name(operation) not in ("topk", "sort"):
         return exact
 
-    def compute(operands: Sequence[torch.Tensor], *, sizes: bool = False) -> list[torch.Tensor]:
+    def compute(operands: Sequence[torch.Tensor], *, sizes: bool = False, factors: bool = True) -> list[torch.Tensor]:
         given = iter([operand.to(torch.float64) if sizes else operand.clone() for operand in operands])
         own = own_outs(operator, operation, memory.device)
+        placed = [with_tensors(value, given) for value in operation.args]
         named = {name: with_tensors(value, given) for name, value in operation.kwargs if name not in own}
         if sizes:
             own = {name: each.to(torch.float64) for name, each in own.items()}
             named = {name: _as_size(value) for name, value in named.items()}
+        if not factors:
+            named |= {name: float(named[name] != 0) for name in ("alpha", "beta") if name in named}
         with torch.no_grad():
-            return flat(operator(*(with_tensors(value, given) for value in operation.args), **named, **own))
+            return flat(operator(*placed, **named, **own))
 
-    ends = partial(_ends, memory, operation, operator)
     found = after(Call(base_name(operation), operands, limits, compute, ends, off, operation.line))
     if not narrow:
         return found
@@ -93,7 +102,8 @@ def _with_numbers(
     given, own = iter([tensor.clone() for tensor in tensors]), own_outs(operator, operation, memory.device)
     own = {name: each.to(torch.float32) if each.dtype.is_floating_point else each for name, each in own.items()}
     values = {name: value for name, value in given_to(operation, operator).items() if name not in own} | numbers
-    arguments = [argument for argument in operator._schema.arguments if argument.name in values]
+    arguments = [argument for argument in operator._schema.arguments if argument.name not in own]
+    values = {argument.name: argument.default_value for argument in arguments} | values
     with torch.no_grad():
         made = {argument.name: with_tensors(values[argument.name], given) for argument in arguments}
         plain = [made[argument.name] for argument in arguments if not argument.kwarg_only]

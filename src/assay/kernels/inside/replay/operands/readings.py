@@ -25,6 +25,8 @@ _OF_EITHER_ZERO = SUMS | frozenset(
 """Operators that give one of several zeros, or begin with one of their own, which may have the other sign."""
 _WHOLE = 2.0**24
 """Up to it float32 has all whole numbers."""
+_FAR = 2.0**22
+"""Quotients from here on are not cut to whole numbers in the same way."""
 
 
 def of_range(name: str, numbers: Sequence[float], values: torch.Tensor, last_bits: float) -> Any:
@@ -37,7 +39,9 @@ def of_range(name: str, numbers: Sequence[float], values: torch.Tensor, last_bit
         values: What it gives.
         last_bits: How many last bits of the largest it may be off.
     """
-    exact_in = _WHOLE if name == "linspace" or values.dtype.is_floating_point else math.inf
+    exact_in = _WHOLE if name == "linspace" else math.inf
+    if values.dtype.is_floating_point:  # a processor rounds the start of a part, and each number once more
+        exact_in = min(_WHOLE, 2.0 / torch.finfo(values.dtype).eps)
     if not values.numel() or _by_whole_steps(name, numbers, exact_in):
         return None
     if not values.dtype.is_floating_point:
@@ -52,14 +56,20 @@ def _by_whole_steps(name: str, numbers: Sequence[float], most: float) -> bool:
     return whole and (name == "arange" or step < 2 or (end - start) % (step - 1) == 0)
 
 
-def of_complex(
-    name: str, operands: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], limits: Sequence[Any]
-) -> bool:
+def of_remainders(one: Any, other: Any) -> Any:
+    """Bounds of remainders: of numbers that are much larger than what divides them a processor makes no number, or
+    another one. None where there are no such ones."""
+    with np.errstate(all="ignore"):
+        far = np.isfinite(one) & (np.abs(one) >= _FAR * np.abs(other)) & (np.abs(other) > 0)
+    return np.where(far, UNKNOWN, 0.0) if np.any(far) else None
+
+
+def of_complex(name: str, operands: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], *, inexact: bool) -> bool:
     """Whether results may be anything because they are made of complex numbers: products and quotients of these are
     sums of products, which machines fuse and scale in their own ways."""
     if not any(each.is_complex() for each in (*operands, *outs)):
         return False
-    return name not in _EXACT_COMPLEX or any(limit is not None for limit in limits)
+    return name not in _EXACT_COMPLEX or inexact
 
 
 def has_numbers_beside_halves(operands: Sequence[torch.Tensor], numbers: Sequence[float]) -> bool:
@@ -112,6 +122,9 @@ def of_signs(result: torch.Tensor, *, zeros: bool) -> Any:
         result: What an operator gave.
         zeros: Whether a zero may have either sign.
     """
+    if result.is_complex():  # shown as whole numbers, the signs of its parts are anything
+        doubt = torch.isnan(result)
+        return np.where(doubt.numpy(), UNKNOWN, 0.0) if bool(doubt.any()) else None
     if not result.dtype.is_floating_point:
         return None
     doubt = torch.isnan(result)

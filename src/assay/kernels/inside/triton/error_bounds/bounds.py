@@ -63,7 +63,9 @@ class Joins(NamedTuple):
     """A sum of many numbers, of which the compiler makes one with what it is added to."""
 
     size: Any
-    """What the numbers come to without signs."""
+    """What the numbers come to without signs, where the roundings of a sum with it are still to be counted."""
+    reach: Any
+    """What they come to without signs, everywhere."""
     whole: Any
     """Which sums are of whole numbers alone."""
     roundings: float

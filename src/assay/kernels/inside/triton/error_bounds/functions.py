@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from triton.runtime import interpreter as engine
@@ -30,10 +30,8 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
 from assay.kernels.inside.triton.error_bounds.certain import settled_results
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.ledger import current
-from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, LOGARITHMS, TERMS, ULPS
-from assay.kernels.inside.triton.values.functions import FLUSHED, flushed
+from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, TERMS, ULPS
 
-Flushes = Literal["never", "maybe", "always"]
 Rule = Callable[..., Any]
 """Of the result and the operands, all handles: the bound of the result."""
 NORMAL = 2.0**-126
@@ -55,9 +53,10 @@ _PERIODIC: dict[str, tuple[float, float]] = {
 """Functions that rise and fall: their steepest slope, and how far apart two results can be."""
 
 
-def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushes, adds: bool = False) -> Rule:
+def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool, adds: bool = False) -> Rule:
     """The rule of a function that GPUs approximate. `exact`: NumPy's, or one of arrays of float64; `flushes`: whether
-    it takes denormal numbers of float32 for zero; `adds`: it begins with a sum, though it is exact."""
+    it may take denormal numbers of float32 for zero, as it does unless the compiler computes it; `adds`: it begins with
+    a sum, though it is exact."""
 
     def rule(found: Any, *args: Any) -> Any:
         values = wide(found)
@@ -67,9 +66,9 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: Flushe
         if any(bound(arg) is not None for arg in args):
             limits = spread(name, exact, values, args, found.data.dtype)
             limits = np.where(limits > 0, limits + last_bits(np.abs(values) + limits, found.dtype), 0.0)
-        tells = flushes != "never" and found.data.dtype == np.float32
+        tells = flushes and found.data.dtype == np.float32
         if tells:
-            limits = np.maximum(limits, _flushed(exact, values, args, always=flushes == "always"))
+            limits = np.maximum(limits, _flushed(exact, values, args))
         if ulps:
             settled = settled_results(name, found.data, [arg.data for arg in args])
             settled = ((settled | (tells & (values == 0))) & (limits == 0)) | ~np.isfinite(values)
@@ -180,11 +179,9 @@ def _corners(arg: Any) -> list[Any]:
     return [*found, np.clip(0.0, low, high)] if np.any((low < 0) & (high > 0)) else found
 
 
-def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any], *, always: bool) -> Any:
+def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any]) -> Any:
     """What becomes of results where denormal operands are zeros, and where denormal results are."""
     operands, tiny = [wide(arg) for arg in args], np.abs(values) < 2.0 * NORMAL
-    if always:
-        operands = [flushed(each) for each in operands]
     limits = np.zeros(values.shape)
     if tiny.any():
         with np.errstate(all="ignore"):
@@ -197,8 +194,9 @@ def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any], *, alw
         return limits
     with np.errstate(all="ignore"):
         zeros = [np.where(here, np.copysign(0.0, each), each) for here, each in zip(small, operands, strict=True)]
-        other = np.asarray(exact(*zeros)).astype(np.float64)
-    return np.maximum(limits, np.where(np.logical_or.reduce(np.broadcast_arrays(*small)), apart(values, other), 0.0))
+        others = [np.asarray(exact(*each)).astype(np.float64) for each in (zeros, operands)]
+    here = np.logical_or.reduce(np.broadcast_arrays(*small))
+    return np.maximum(limits, np.where(here, np.maximum(*(apart(values, other) for other in others)), 0.0))
 
 
 def of_library(symbol: str) -> Rule:
@@ -211,8 +209,7 @@ def of_library(symbol: str) -> Rule:
     if plain == "fabs":
         return pointwise.as_it_is
     ulps = 0 if symbol in EXACT else ULPS.get(symbol, 1)
-    flushes: Flushes = "never" if symbol in DENORMAL else "maybe" if symbol in LOGARITHMS else "always"
-    rule = function(symbol, LIBRARY[symbol], ulps=ulps, flushes=flushes, adds=plain in _ADD)
+    rule = function(symbol, LIBRARY[symbol], ulps=ulps, flushes=symbol not in DENORMAL, adds=plain in _ADD)
     return _whole_power(rule) if plain == "powi" else rule
 
 
@@ -234,13 +231,13 @@ OF_FRACTIONS: dict[str, Rule] = {
     "create_maximumf": partial(pointwise.extreme, largest=True),
     "create_minnumf": partial(pointwise.extreme, largest=False),
     "create_minimumf": partial(pointwise.extreme, largest=False),
-    "create_precise_sqrt": function("precise_sqrt", np.sqrt, ulps=0, flushes="never"),
+    "create_precise_sqrt": function("precise_sqrt", np.sqrt, ulps=0, flushes=False),
     **{
         f"create_{name}": function(
             name,
             exact,
             ulps=0 if name in ("floor", "ceil") else _ULPS.get(name, _MOST_ULPS),
-            flushes="always" if name in FLUSHED else "maybe",
+            flushes=True,
         )
         for name, exact in _EXACT_FUNCTIONS.items()
     },
@@ -248,6 +245,21 @@ OF_FRACTIONS: dict[str, Rule] = {
 """Rules of the builder's methods."""
 ALWAYS = frozenset(
     f"create_{name}"
-    for name in ("fmul", "fdiv", "exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "floor", "ceil")
+    for name in (
+        "fmul",
+        "fdiv",
+        "frem",
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "sin",
+        "cos",
+        "sqrt",
+        "rsqrt",
+        "erf",
+        "floor",
+        "ceil",
+    )
 )
 """Those whose results may be inexact though all operands are exact, or have a loss to note."""

@@ -44,6 +44,8 @@ from assay.kernels.inside.triton.ledger import current
 
 _EDGE = 2.0**-20
 """How near the largest number a product is that may or may not pass it, as a part of that."""
+_NORMAL = 2.0**-126
+"""The least normal float32."""
 _SMALL = 2.0**64
 """Numbers that are small beside the last bit of the largest."""
 _DIVISION = 2
@@ -70,16 +72,23 @@ def _joined(found: Any, lhs: Any, rhs: Any) -> Any:
     if sides[0] is None and sides[1] is None:
         return None
     parts = [
-        (np.abs(wide(handle)), np.rint(wide(handle)) == wide(handle)) if side is None else side[:2]
+        (np.abs(wide(handle)), np.abs(wide(handle)), np.rint(wide(handle)) == wide(handle))
+        if side is None
+        else side[:3]
         for handle, side in zip((lhs, rhs), sides, strict=True)
     ]
-    size, whole = parts[0][0] + parts[1][0], parts[0][1] & parts[1][1]
-    size = np.broadcast_to(np.where(np.isfinite(size), size, 0.0), found.data.shape)
+    size, reach, whole = parts[0][0] + parts[1][0], parts[0][1] + parts[1][1], parts[0][2] & parts[1][2]
+    size, reach = (np.broadcast_to(np.where(np.isfinite(each), each, 0.0), found.data.shape) for each in (size, reach))
     if any(side is not None and side.goes_on for side in sides):
-        found.attr[JOINS] = Joins(size, np.broadcast_to(whole, size.shape), 1.0, True)
+        found.attr[JOINS] = Joins(size, reach, np.broadcast_to(whole, size.shape), 1.0, True)
     roundings = max(side.roundings for side in sides if side is not None)
     exact = whole & (size <= 2.0 / epsilon(found.dtype))
-    return np.where(exact, 0.0, roundings * epsilon(found.dtype) * size)
+    limits = np.where(exact, 0.0, roundings * epsilon(found.dtype) * size)
+    # It may begin with another zero than +0, or end with it, and pass the largest number on its way.
+    values = wide(found)
+    negative = np.logical_or(*((wide(side) == 0) & np.signbit(wide(side)) for side in (lhs, rhs)))
+    limits = np.where((values == 0) & negative, np.maximum(limits, least_of(found.dtype)), limits)
+    return np.where(reach > LARGEST[found.dtype.scalar.name] * (1.0 - _EDGE), UNKNOWN, limits)
 
 
 def _settled_sum(lhs: Any, rhs: Any) -> Any:
@@ -135,7 +144,7 @@ def _multiplied_on(found: Any, lhs: Any, rhs: Any) -> Any:
     if not any(side is not None and side.goes_on for side in sides):
         return None
     values = np.where(np.isfinite(wide(found)), wide(found), 0.0)
-    found.attr[JOINS] = Joins(np.abs(values), np.zeros(values.shape, bool), 1.0, True)
+    found.attr[JOINS] = Joins(np.abs(values), np.abs(values), np.zeros(values.shape, bool), 1.0, True)
     return 2.0 * last_bits(values, found.dtype)
 
 
@@ -241,15 +250,30 @@ def _settled_quotient(lhs: Any, rhs: Any) -> Any:
 def remainder(found: Any, lhs: Any, rhs: Any, *, cut: Callable[..., Any] = np.trunc) -> Any:
     """`x % y` of fractions, `fmod` and the like: it jumps where the quotient passes a whole number, or the middle
     between two. `cut`: how the quotient is rounded."""
+    small = _denormal_remainders(found, lhs, rhs, cut)
     if bound(lhs) is None and bound(rhs) is None:
-        return None
+        return small
     (low, high), (least, most) = ends(lhs), ends(rhs)
     quotients = [cut(x / y) for x in (low, high) for y in (least, most)]
     same = np.logical_and.reduce([each == quotients[0] for each in quotients])
     limits = total(bound(lhs), times(bound(rhs), quotients[0]))
     jumps = np.abs(most) + np.abs(least)
     limits = rounded(found, np.where(same, limits, jumps), lambda: np.isnan(wide(found)) & (limits == 0))
-    return _of_zeros(found, limits, (lhs,))
+    return total(_of_zeros(found, limits, (lhs,)), small)
+
+
+def _denormal_remainders(found: Any, lhs: Any, rhs: Any, cut: Callable[..., Any]) -> Any:
+    """What is made of denormal operands of float32, and of denormal results, goes by the way that a GPU takes."""
+    if found.dtype.scalar != tl.float32:
+        return None
+    one, other = np.broadcast_arrays(wide(lhs), wide(rhs))
+    with np.errstate(all="ignore"):
+        exact = np.abs(np.fmod(one, other) if cut is np.trunc else np.remainder(one, other))
+    given = np.logical_or(*((np.abs(each) < _NORMAL) & (each != 0) for each in (one, other)))
+    made = ((exact < _NORMAL) & (exact != 0)) | ((np.abs(wide(found)) < _NORMAL) & (wide(found) != 0))
+    if not (given | made).any():
+        return None
+    return np.where(given, UNKNOWN, np.where(made, _NORMAL, 0.0))
 
 
 def as_it_is(found: Any, arg: Any) -> Any:

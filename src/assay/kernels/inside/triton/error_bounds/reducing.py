@@ -70,7 +70,7 @@ def _join(found: Any, source: Any, axis: int | None) -> None:
         values, shape = wide(source), found.data.shape
         size, whole = np.abs(values).sum(axis).reshape(shape), (np.rint(values) == values).all(axis).reshape(shape)
         before = found.attr.get(JOINS)
-        found.attr[JOINS] = Joins(size, whole, 1.0 if before is None else before.roundings, True)
+        found.attr[JOINS] = Joins(size, size, whole, 1.0 if before is None else before.roundings, True)
 
 
 def _contracted(found: Any, source: Any, axis: int | None) -> Any:

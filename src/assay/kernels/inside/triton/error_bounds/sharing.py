@@ -151,8 +151,9 @@ def keep_origin(found: Any, operand: Any) -> None:
     for name in known:
         found.attr.setdefault(name, operand.attr[name])
     if JOINS in known and (mine := found.attr[JOINS]) is not (other := operand.attr[JOINS]):
-        size, roundings = np.maximum(mine.size, other.size), max(mine.roundings, other.roundings)
-        found.attr[JOINS] = Joins(size, mine.whole & other.whole, roundings, mine.goes_on or other.goes_on)
+        size, reach = np.maximum(mine.size, other.size), np.maximum(mine.reach, other.reach)
+        roundings, goes_on = max(mine.roundings, other.roundings), mine.goes_on or other.goes_on
+        found.attr[JOINS] = Joins(size, reach, mine.whole & other.whole, roundings, goes_on)
 
 
 def keep_loss_of_cast(found: Any, operand: Any) -> None:
@@ -223,8 +224,10 @@ def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any], move: Any 
         give_loss(found, moved(lost, tl.float64), source)
     if JOINS in source.attr:
         joins = source.attr[JOINS]
-        size, whole = (np.broadcast_to(each, source.data.shape) for each in joins[:2])
-        found.attr[JOINS] = joins._replace(size=moved(size, tl.float64), whole=moved(whole, tl.int1))
+        size, reach, whole = (np.broadcast_to(each, source.data.shape) for each in joins[:3])
+        found.attr[JOINS] = joins._replace(
+            size=moved(size, tl.float64), reach=moved(reach, tl.float64), whole=moved(whole, tl.int1)
+        )
     if OF_WHOLE in source.attr:
         found.attr[OF_WHOLE] = moved(source.attr[OF_WHOLE].astype(np.int64), tl.int64)
     if PAIR in source.attr:
@@ -245,6 +248,9 @@ def join(self: Any, lhs: Any, rhs: Any) -> Any:
     found, sides = _plain.create_join(self, lhs, rhs), (lhs, rhs)
     if any(bound(side) is not None for side in sides):
         shared = [named(side, MOST) or none_shared(side.data.shape) for side in sides]
+        for place, side in enumerate(sides):
+            if TWINS in side.attr:
+                shared[place] = _elsewhere(shared[place], ("join", place))
         parts = (np.stack(each, -1) for each in zip(*shared, strict=True))
         give(found, _stacked([bound(side) for side in sides], lhs.data.shape), Lean(*parts))
         note_twins(found, sides)
@@ -265,5 +271,5 @@ def split(self: Any, val: Any) -> Any:
         def chosen(values: Any, _: Any, place: int = place) -> Any:
             return np.broadcast_to(values, val.data.shape)[..., place]
 
-        _carry(val, part, chosen)
+        _carry(val, part, chosen, ("split", place))
     return parts

@@ -177,7 +177,7 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     if not wide(d).any() and bound(d) is None:
         # A sum that takes the product is made with it: all its roundings count then, and most do already.
         factor = roundings * last_bit / epsilon(found.dtype)
-        found.attr[JOINS] = Joins(np.where(kept, size, 0.0), kept & whole, factor, False)
+        found.attr[JOINS] = Joins(np.where(kept, size, 0.0), size, kept & whole, factor, False)
     limits = limits + np.where(kept, 0.0, roundings * last_bit * sums)
     inexact = any(bound(side) is not None for side in (a, b, d))
     given = all(np.isfinite(wide(side)).all() for side in (a, b, d))

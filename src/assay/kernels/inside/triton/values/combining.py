@@ -203,11 +203,13 @@ class _Bounded(_Combine):
 
 def _of_both(dtype: Any, one: Any, other: Any, limits: Any, others: Any) -> Any:
     """The bounds of what was made in two ways: those of roundings, or more where these do not explain it."""
+    if not dtype.is_floating():  # float64 has not all of them
+        return np.where(one == other, np.maximum(limits, others), UNKNOWN)
     one, other = (_as_float64(each, dtype) for each in (one, other))
     limits, spread = np.maximum(limits, others), apart(one, other)
     if (explained := spread <= limits).all():
         return limits
-    near = dtype.is_floating() & (spread <= _RELATIVE * np.maximum(np.abs(one), np.abs(other)))
+    near = spread <= _RELATIVE * np.maximum(np.abs(one), np.abs(other))
     return np.where(explained, limits, np.where(near, limits + of_orders([other], one), UNKNOWN))
 
 

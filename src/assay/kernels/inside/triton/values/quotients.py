@@ -46,11 +46,13 @@ def _broken(left: Any, right: Any, found: Any, quotient: bool) -> Any:
     broken = None
     for axis in range(left.ndim):
         line, divisors = (np.moveaxis(side, axis, -1) for side in (left, right))
-        if (line[..., 1:] - line[..., :-1] != 1).any() or (divisors != divisors[..., :1]).any():
+        if (divisors != divisors[..., :1]).any():
             continue
-        # The compiler knows at most what is so of all of them.
-        bits = line.shape[-1] | int(np.bitwise_or.reduce((line[..., :1] | divisors[..., :1]).reshape(-1)))
+        # The compiler knows at most what is so of all of them. Numbers may count up in groups alone: those that wrap.
+        bits = line.shape[-1] | int(np.bitwise_or.reduce(divisors[..., :1].reshape(-1)))
         group = bits & -bits
+        while group >= 2 and not _counts_up(line, group):
+            group //= 2
         if group < 2:
             continue
         run, equal = (1, group) if quotient else (group, 1)
@@ -59,3 +61,9 @@ def _broken(left: Any, right: Any, found: Any, quotient: bool) -> Any:
             one = np.moveaxis(one, -1, axis)
             broken = one if broken is None else np.minimum(broken, one)
     return broken
+
+
+def _counts_up(line: Any, group: int) -> bool:
+    """Whether all groups of so many lanes begin with a multiple of their number and count up."""
+    parts = line.reshape(*line.shape[:-1], -1, group)
+    return bool((np.diff(parts) == 1).all() and (parts[..., 0] % group == 0).all())
