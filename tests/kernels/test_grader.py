@@ -296,7 +296,6 @@ SUBCLASS = "class Odd(torch.Tensor):\n    pass\n\n\nclass ModelNew"
         (candidate(host="torch.zeros(1 << 34)"), "unsupported", ""),
         (candidate(host="self.forward(x)"), "crash", "RecursionError"),
         (candidate(host="x.fill_(7)", result="out"), "wrong", "elements are wrong"),
-        (candidate(result="x.clone()"), "wrong", "Note: 384 of 384 elements of output 0 were written by no kernel"),
         ("raise SystemExit\n" + candidate(), "crash", ""),
         ("1 / 0\n" + candidate(), "crash", "line 1: ZeroDivisionError while importing the module"),
         ("raise Exception('\\ud800\\x1b[2J')\n" + candidate(), "crash", "\ufffd"),

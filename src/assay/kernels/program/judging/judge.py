@@ -60,7 +60,7 @@ def _decide(
     plain = [place for place, found in answers.comparisons.items() if found.ok and not calls[place].tuning]
     if (place := answers.first_wrong(seen)) is not None:
         where = calls[place].circumstances({calls[each].configurations for each in plain})
-        return "wrong", f"{where}, {answers.comparisons[place].message}{_noted(program, answers, seen)}", 0, ()
+        return "wrong", f"{where}, {answers.comparisons[place].message}{_noted(seen)}", 0, ()
     if result.end == "infra":
         return "infra", f"the sandbox failed: {result.message}", 0, ()
     if fault := fault_of(result):
@@ -102,21 +102,10 @@ def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
     return end, told(fault, crashed=end == "crash"), line_of(fault)
 
 
-def _noted(program: Program, answers: Answers, seen: Sequence[Measured]) -> str:
+def _noted(seen: Sequence[Measured]) -> str:
     """What may explain a wrong result."""
     notes = dict.fromkeys(note for account in seen for note in account.notes)
-    missed = rules.outputs_written(program, _unwritten(program, answers, seen))
-    notes |= dict.fromkeys(finding.message for finding in missed)
     return f". Note: {'; '.join(notes)}" if notes else ""
-
-
-def _unwritten(program: Program, answers: Answers, seen: Sequence[Measured]) -> list[int]:
-    """Elements of each output that no kernel wrote, at most over the calls that follow this and were answered."""
-    outputs = len(program.outputs)
-    followed = [account.unwritten for call, account in zip(answers.calls, seen, strict=False) if call.follow]
-    return [max(counts) for counts in zip(*(each for each in followed if len(each) == outputs), strict=True)] or [
-        0
-    ] * outputs
 
 
 def _weights_moved(answers: Answers, seen: Sequence[Measured]) -> bool | None:
@@ -129,6 +118,8 @@ def _findings(
     program: Program, answers: Answers, seen: Sequence[Measured], policy: Policy, begun: Sequence[str]
 ) -> list[Finding]:
     calls = answers.calls
+    followed = [account.unwritten for call, account in zip(calls, seen, strict=True) if call.follow]
+    unwritten = [max(counts) for counts in zip(*followed, strict=True)] or [0] * len(program.outputs)
     changed = _changed(answers)
     draw, updated = answers.draw, [place for place, call in enumerate(calls) if call.weights and not call.needed]
     follows = any(weights_set(seen, place) for place in updated)
@@ -144,7 +135,7 @@ def _findings(
         *rules.tensors_left_alone(inputs, params),
         *(rules.beside_kernels(program, done, policy) if done is not None else ()),
         *rules.left_as_found([found for account in seen for found in account.left]),
-        *(rules.outputs_written(program, _unwritten(program, answers, seen)) if policy == "strict" else ()),
+        *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),
         *rules.races([race for account in seen for race in account.races]),
