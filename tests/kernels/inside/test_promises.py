@@ -69,6 +69,9 @@ GONE = {
     "through a quotient": "found = tl.load(a_ptr + tl.multiple_of(i // 2 * 2, 64) // 2)",
     "remainders of negatives": "found = tl.load(a_ptr + 16 + (i - 16) % 16)",
     "quotients of negatives as a mask": "found = tl.load(a_ptr + i, mask=(i - 16) // 16 == 0, other=7.0)",
+    "quotients of what wraps as a mask": (
+        "w = (i + 112).to(tl.int8).to(tl.int32)\nfound = tl.load(a_ptr + i, mask=w // 16 == -7, other=7.0)"
+    ),
     "through shapes": (
         "at = tl.max_contiguous(i % 50, 64)\nat = tl.reshape(at, (8, 8)).T.T\n"
         "found = tl.reshape(tl.load(a_ptr + at), (64,))"

@@ -96,7 +96,7 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "a copy": ("clone.default", window(0)),
     "a range of whole numbers": ("arange.default", float(N)),
     "steps of whole numbers": ("linspace.default", 0.0, 2.0 * (N - 1), N),
-    "steps of halves": ("arange.start_step", 0.0, 3.0 * N, 3.0),
+    "every third number": ("arange.start_step", 0.0, 3.0 * N, 3.0),
 }
 
 
@@ -109,6 +109,23 @@ def test_what_machines_have_with_other_last_bits_is_off(name: str) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_what_every_machine_has_is_exact(name: str) -> None:
     assert not exactly(*EXACT[name]).any()
+
+
+def test_a_range_is_exact_as_far_as_its_type_has_all_whole_numbers() -> None:
+    for end, exact in ((256.0, True), (256.0 + N, False)):
+        found = exactly("arange.start", end - N, end, to="bfloat16", dtype={"dtype": "bfloat16"})
+        assert bool((found == 0).all()) == exact, found
+
+
+def test_a_remainder_of_far_numbers_is_anything_and_the_others_stay_as_they_are() -> None:
+    found = exactly("fmod.Scalar", window(0), 10.0, first=3e38)
+    assert np.isinf(found[0]) and not found[1:].any()
+    step = operation("fmod.Scalar", window(0), 10.0, outs=(window(1),))
+    found = after(step, first=3e38)
+    assert np.isinf(found[0]) and (found[1:] >= 0.99 * E).all()
+    whole = window(1, dtype="int32")
+    cast = operation("floor.default", window(0), outs=(window(1),))
+    assert not after(cast, operation("remainder.Scalar", whole, 7, outs=(whole,)), outs=whole, limit=0.0).any()
 
 
 def test_a_sum_of_whole_numbers_is_exact() -> None:

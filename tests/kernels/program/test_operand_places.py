@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+import torch
 
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
@@ -104,7 +107,20 @@ def test_what_a_gpu_writes_in_any_order_is_refused(name: str) -> None:
         operation("add.out", window(1), window(0), out={"window": window(1)}, outs=(window(1),)),
         operation("addmm_.default", SQUARE, window(0, (2, 2)), window(2, (2, 2)), outs=(SQUARE,)),
         operation("cumsum_.default", window(1), 0, outs=(window(1),)),
+        operation("fill_.Scalar", REPEATED, 3.0, outs=(REPEATED,)),
     ],
 )
 def test_what_is_apart_or_the_same_is_written(step: dict[str, Any]) -> None:
     run(step)
+
+
+@pytest.mark.parametrize("byte", [1, 2])
+def test_truth_values_of_other_bytes_than_0_and_1_are_refused(byte: int) -> None:
+    flags, copied = window(2, dtype="bool"), window(1, dtype="bool")
+    step = operation("clone.default", flags, outs=(copied,))
+    program = made(forward=[step, launch()], outputs=[copied], storages=[8 * N] * 4)
+    memory = Memory(program)
+    (given,) = program.forward[0].args  # type: ignore[union-attr]
+    memory.tensor(given).view(torch.uint8).fill_(byte)
+    with pytest.raises(WrongValueError, match="neither 0 nor 1") if byte > 1 else contextlib.nullcontext():
+        operators.run(memory, program.forward[0])  # type: ignore[arg-type]

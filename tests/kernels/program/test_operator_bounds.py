@@ -15,7 +15,7 @@ import torch
 
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
-from assay.kernels.inside.replay.operator_bounds import Call, after
+from assay.kernels.inside.replay.operator_bounds import Call, after, cast
 from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.triton.error_bounds.memory import Bounds
 from support.programs import N, launch, made, operation, window
@@ -205,3 +205,13 @@ def test_a_range_of_fractions_is_off_by_roundings_of_steps_and_sums(start: float
     many = len(torch.arange(start, end, step))
     found = left("arange.start_step", start, end, step, outs=(window(1, (many,)),))
     assert (found >= 2**-23 * max(abs(start), end)).all()
+
+
+def test_what_becomes_complex_is_anything_where_it_is_inexact() -> None:
+    assert cast(np.array([0.0, 1e-6]), torch.ones(2), torch.complex64).tolist() == [0.0, np.inf]
+
+
+def test_a_factor_leaves_the_roundings_of_a_product_as_many() -> None:
+    given = window(0, (1, 1)), window(0, (1, N)), window(2, (N, 1))
+    found = left("addmm.default", *given, beta=1e-6, alpha=1e-3, outs=(window(1, (1, 1)),), first=0.3, other=0.7)
+    assert found.max() >= (N - 1) * 2.0**-23 * N * 0.3 * 0.7 * 1e-3

@@ -168,6 +168,12 @@ def test_each_parameter_may_be_moved_once_beside_them() -> None:
     assert rules.moves(forward(of_input, of_input, of_input)), "a parameter that is not moved allows nothing"
     both = operation("cat.default", [{"window": window(0)}, {"window": window(2)}], outs=(window(1),))
     assert rules.moves(forward(of_input, of_input, both))
+    cleared = operation("zero_.default", window(2), outs=(window(2),))
+    assert rules.moves(forward(of_input, of_input, of_parameter, cleared)), (
+        "what forward writes is memory like any other"
+    )
+    one_number = made(params=[["w", window(2, (1,))]], forward=[of_input, of_input, of_parameter, launch()])
+    assert rules.moves(one_number), "of a storage only what the parameter shows"
     forged = made(params=[["x", window(0)]], forward=[of_input, of_input, of_input, launch()])
     assert rules.moves(forged), "an input is no parameter"
 
@@ -201,6 +207,14 @@ def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
 def test_wide_elements_count_as_the_narrow_ones_that_they_hold() -> None:
     step = operation("add.Tensor", window(0, (4,), "int64"), window(0, (4,), "int64"), outs=(window(0, (4,), "int64"),))
     assert arithmetic_of(forward(step).forward[0]) == 8  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("source", "operations"), [("float32", 1), ("int32", 1), ("int64", 2), ("bool", 0)])
+def test_a_cast_to_truth_values_compares(source: str, operations: int) -> None:
+    half = (N // 2,)
+    out = window(1, half, "bool")
+    step = operation("_to_copy.default", window(0, half, source), outs=(out,), dtype={"dtype": "bool"})
+    assert arithmetic_of(forward(step).forward[0]) == operations * N // 2  # type: ignore[arg-type]
 
 
 def test_literals_up_to_their_bytes() -> None:

@@ -20,6 +20,7 @@ from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 
 _TRIALS, _SIDES = 3, 3
 MARGIN = 2.0
+"""Times what operands at their ends move a result by: it may move further between them."""
 _STEEP = 0.1
 """Bounds of angles from which on a tangent may be anything."""
 

@@ -76,7 +76,7 @@ def _check_clash(operation: Operation, operator: Any) -> None:
     if name in CONSTANT_FILLS and len(operation.outs) == 1:  # the same number, however often
         return
     given = given_to(operation, operator)
-    others = [window for name, value in given.items() if name not in written for window in windows_in(value)]
+    others = [window for argument, value in given.items() if argument not in written for window in windows_in(value)]
     # What else computes, or chooses, makes an element of others than the same one of an operand.
     lanewise = role == "move" or (role == "arithmetic" and kind_of(name) != "reduction")
     if (found := clash(operation.outs, others, lanewise=lanewise)) is not None:

@@ -29,6 +29,9 @@ from assay.kernels.program.operations import EXACT, OF_MANY, base_name, role_of
 
 _OF_ONE, _OF_MANY = 4.0, 16.0
 """Last bits by which results may be off that a function or a fused step makes, and that many numbers make."""
+_REMAINDERS = frozenset({"remainder", "fmod"})
+_NEVER_EXACT = _REMAINDERS | {"topk", "sort"}
+"""Operators that leave something undecided of exact operands too, though they round nothing."""
 
 
 def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequence[Any]:
@@ -50,14 +53,9 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
     if readings.of_complex(base_name(operation), operands, outs, inexact=doubtful):
         return [np.full(each.size, UNKNOWN) for each in operation.outs]
     ends = partial(_ends, memory, operation, operator)
-    far = None
-    if base_name(operation) in ("remainder", "fmod"):
-        far = readings.of_remainders(ends("self")[0], ends("other")[0])
-    if far is not None:
-        return [np.broadcast_to(far, each.size) for each in operation.outs]
     numbers = _numbers(operation, operator)
     narrow = bool(numbers) and readings.has_numbers_beside_halves(operands, [value for _, value in numbers])
-    if not (off or narrow) and all(limit is None for limit in limits) and base_name(operation) not in ("topk", "sort"):
+    if not (off or narrow) and all(limit is None for limit in limits) and base_name(operation) not in _NEVER_EXACT:
         return exact
 
     def compute(operands: Sequence[torch.Tensor], *, sizes: bool = False, factors: bool = True) -> list[torch.Tensor]:
@@ -74,6 +72,9 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
             return flat(operator(*placed, **named, **own))
 
     found = after(Call(base_name(operation), operands, limits, compute, ends, off, operation.line))
+    if base_name(operation) in _REMAINDERS:
+        far = readings.of_remainders(ends("self")[0], ends("other")[0], outs[0])
+        found = [np.maximum(limit, far) for limit in found]
     if not narrow:
         return found
 

@@ -26,7 +26,7 @@ _OF_EITHER_ZERO = SUMS | frozenset(
 _WHOLE = 2.0**24
 """Up to it float32 has all whole numbers."""
 _FAR = 2.0**22
-"""Quotients from here on are not cut to whole numbers in the same way."""
+"""Quotients from here on need not be cut to the same whole number."""
 
 
 def of_range(name: str, numbers: Sequence[float], values: torch.Tensor, last_bits: float) -> Any:
@@ -56,12 +56,20 @@ def _by_whole_steps(name: str, numbers: Sequence[float], most: float) -> bool:
     return whole and (name == "arange" or step < 2 or (end - start) % (step - 1) == 0)
 
 
-def of_remainders(one: Any, other: Any) -> Any:
-    """Bounds of remainders: of numbers that are much larger than what divides them a processor makes no number, or
-    another one. None where there are no such ones."""
+def of_remainders(one: Any, other: Any, out: torch.Tensor) -> Any:
+    """Bounds of remainders of fractions: where a number is much larger than its divisor, a processor's vector code may
+    give NaN, or the remainder of a rounded quotient. Those of whole numbers are exact.
+
+    Args:
+        one: What is divided.
+        other: The divisor.
+        out: The result, for its type.
+    """
+    if not out.dtype.is_floating_point:
+        return 0.0
     with np.errstate(all="ignore"):
         far = np.isfinite(one) & (np.abs(one) >= _FAR * np.abs(other)) & (np.abs(other) > 0)
-    return np.where(far, UNKNOWN, 0.0) if np.any(far) else None
+    return np.where(far, UNKNOWN, 0.0)
 
 
 def of_complex(name: str, operands: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], *, inexact: bool) -> bool:

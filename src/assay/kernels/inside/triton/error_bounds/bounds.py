@@ -42,7 +42,7 @@ LARGEST = {
     **{"fp8e4nv": 448.0, "fp8e5": 57344.0},
 }
 """The largest numbers below infinity."""
-_NORMAL = {
+NORMAL = {
     "fp16": 2.0**-14,
     "bf16": 2.0**-126,
     "fp32": 2.0**-126,
@@ -265,7 +265,7 @@ def rounded(found: Any, limits: Any, settled: Callable[[], Any]) -> Any:
 def scaled(found: Any, limits: Any) -> Any:
     """The bound of a result that is a power of two times an inexact number: rounded only where it is denormal."""
     name = found.dtype.scalar.name
-    small = (limits > 0) & (np.abs(wide(found)) - limits < _NORMAL[name])
+    small = (limits > 0) & (np.abs(wide(found)) - limits < NORMAL[name])
     return np.where(small, limits + _LEAST[name], limits)
 
 

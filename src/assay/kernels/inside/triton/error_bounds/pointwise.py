@@ -17,6 +17,7 @@ from assay.kernels.inside.triton.error_bounds import sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
     JOINS,
     LARGEST,
+    NORMAL,
     Joins,
     bound,
     carries,
@@ -44,8 +45,6 @@ from assay.kernels.inside.triton.ledger import current
 
 _EDGE = 2.0**-20
 """How near the largest number a product is that may or may not pass it, as a part of that."""
-_NORMAL = 2.0**-126
-"""The least normal float32."""
 _SMALL = 2.0**64
 """Numbers that are small beside the last bit of the largest."""
 _DIVISION = 2
@@ -269,11 +268,11 @@ def _denormal_remainders(found: Any, lhs: Any, rhs: Any, cut: Callable[..., Any]
     one, other = np.broadcast_arrays(wide(lhs), wide(rhs))
     with np.errstate(all="ignore"):
         exact = np.abs(np.fmod(one, other) if cut is np.trunc else np.remainder(one, other))
-    given = np.logical_or(*((np.abs(each) < _NORMAL) & (each != 0) for each in (one, other)))
-    made = ((exact < _NORMAL) & (exact != 0)) | ((np.abs(wide(found)) < _NORMAL) & (wide(found) != 0))
+    given = np.logical_or(*((np.abs(each) < NORMAL["fp32"]) & (each != 0) for each in (one, other)))
+    made = ((exact < NORMAL["fp32"]) & (exact != 0)) | ((np.abs(wide(found)) < NORMAL["fp32"]) & (wide(found) != 0))
     if not (given | made).any():
         return None
-    return np.where(given, UNKNOWN, np.where(made, _NORMAL, 0.0))
+    return np.where(given, UNKNOWN, np.where(made, NORMAL["fp32"], 0.0))
 
 
 def as_it_is(found: Any, arg: Any) -> Any:
