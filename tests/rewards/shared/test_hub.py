@@ -155,6 +155,27 @@ def test_a_hub_that_closes_answers_what_is_under_way_and_another_takes_over(tmp_
     asyncio.run(main())
 
 
+def test_a_follower_that_arrives_while_the_hub_closes_is_turned_away(tmp_path: Path) -> None:
+    """It asks the next hub: served by this one, its call would be cut off when the caller closes."""
+
+    async def main() -> None:
+        shared = SharedCaller(tmp_path / "hub", lambda: CountingCaller(tmp_path, 0.0))
+        await shared.counters()
+        hub = shared._role
+        assert isinstance(hub, hub_module._Hub)
+        hub.usable = False  # as `close` begins; the follower's socket was accepted just before
+        mine, theirs = socket.socketpair(socket.AF_UNIX)
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(hub._follower, theirs)
+        _, connection = await loop.create_unix_connection(lambda: link.HubConnection(1 << 20), sock=mine)
+        with pytest.raises(link.HubGone):
+            await asyncio.wait_for(connection.greeted, 10)
+        assert not hub._links
+        await shared.close()
+
+    asyncio.run(main())
+
+
 def test_a_closing_hub_does_not_wait_for_ever(tmp_path: Path) -> None:
     async def main() -> None:
         async with sharing(tmp_path, 2, drain_s=0.05) as (hub, other):

@@ -252,7 +252,7 @@ class _Hub:
         keep_from_children(self._listening)
 
     def _follower(self) -> FollowerLink:
-        return FollowerLink(self._links, self.caller, self.counters, self._max_frame_bytes)
+        return FollowerLink(self._links, self.caller, self.counters, lambda: self.usable, self._max_frame_bytes)
 
 
 def socket_path(path: Path) -> Path:

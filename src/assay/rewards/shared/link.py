@@ -182,10 +182,13 @@ class FollowerLink(Link):
         links: set[FollowerLink],
         caller: Caller,
         counters: Callable[[], Coroutine[None, None, dict[str, float]]],
+        usable: Callable[[], bool],
         max_frame_bytes: int,
     ) -> None:
+        """`usable`: whether the hub still takes followers: one may arrive after all others were told that it closes."""
         super().__init__(max_frame_bytes)
         self._links = links
+        self._usable = usable
         self.tasks: dict[int, asyncio.Task[Json]] = {}
         self._caller = caller
         self._counters = counters
@@ -199,6 +202,10 @@ class FollowerLink(Link):
             logger.warning("a process of another user (number %s) asked this one to share its judge: refused", user)
             self._closing = True
             self.abort()
+            return
+        if not self._usable():
+            self._closing = True
+            self.abort()  # It finds the next hub.
             return
         self._links.add(self)
         self.send(frame([0, "hello", VERSION]))
