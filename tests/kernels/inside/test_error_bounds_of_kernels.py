@@ -85,3 +85,12 @@ def test_every_method_of_the_builder_has_a_rule() -> None:
         "interpreter.install()\nprint(json.dumps(builder.without_rule()))"
     )
     assert json.loads(printed(["-c", f"import json\n{lines}"])) == []
+
+
+def test_whole_numbers_made_in_two_ways_are_the_same_or_anything() -> None:
+    import triton.language as tl
+
+    from assay.kernels.inside.triton.values.combining import _of_both
+
+    ways = np.array([2**60 + 1, 7]), np.array([2**60, 7])  # float64 holds the two large ones as one
+    assert _of_both(tl.int64, *ways, np.zeros(2), np.zeros(2)).tolist() == [np.inf, 0.0]
