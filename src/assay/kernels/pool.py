@@ -277,8 +277,7 @@ def grade_many(
 
     Raises:
         SandboxError: this machine cannot isolate untrusted code.  ConfigError: a candidate is no pair of a problem and
-            a text.  AssayError: called inside a running event loop, where
-            `GradingPool.grade_many` is to be awaited.
+            a text.  AssayError: called inside a running event loop, where `GradingPool.grade_many` is to be awaited.
     """
     try:
         asyncio.get_running_loop()

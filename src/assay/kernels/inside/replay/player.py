@@ -130,7 +130,7 @@ class Machine(Protocol):
         """Some steps are run in it. Leaving it waits for them, and raises what went wrong on the device."""
         ...
 
-    def kind_of(self, error: Exception) -> Literal["error", "unsupported", "compile", "wrong_output"]:
+    def kind_of(self, error: Exception) -> Literal["error", "unsupported", "compile"]:
         """What an error of a call means."""
         ...
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from assay.kernels.inside.replay.memory import Memory
-from assay.kernels.inside.replay.operands import readings
+from assay.kernels.inside.replay.operands import machine_differences
 from assay.kernels.inside.replay.operands.arguments import (
     flat,
     given_to,
@@ -50,11 +50,11 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
         return _bounds_moved(memory, operation, operator)
     outs = [memory.tensor(each) for each in operation.outs]
     doubtful = any(limit is not None for limit in limits) or _has_factor(operation)
-    if readings.of_complex(base_name(operation), operands, outs, inexact=doubtful):
+    if machine_differences.of_complex(base_name(operation), operands, outs, inexact=doubtful):
         return [np.full(each.size, UNKNOWN) for each in operation.outs]
     ends = partial(_ends, memory, operation, operator)
     numbers = _numbers(operation, operator)
-    narrow = bool(numbers) and readings.has_numbers_beside_halves(operands, [value for _, value in numbers])
+    narrow = bool(numbers) and machine_differences.has_numbers_beside_halves(operands, [value for _, value in numbers])
     if not (off or narrow) and all(limit is None for limit in limits) and base_name(operation) not in _NEVER_EXACT:
         return exact
 
@@ -73,7 +73,7 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
 
     found = after(Call(base_name(operation), operands, limits, compute, ends, off, operation.line))
     if base_name(operation) in _REMAINDERS:
-        far = readings.of_remainders(ends("self")[0], ends("other")[0], outs[0])
+        far = machine_differences.of_remainders(ends("self")[0], ends("other")[0], outs[0])
         found = [np.maximum(limit, far) for limit in found]
     if not narrow:
         return found
@@ -81,7 +81,7 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
     def compute_numbers(wide: Sequence[torch.Tensor], change: Callable[[float], float]) -> list[torch.Tensor]:
         return _with_numbers(memory, operation, operator, wide, {name: change(value) for name, value in numbers})
 
-    own = readings.of_numbers(compute_numbers, operands, compute(operands))
+    own = machine_differences.of_numbers(compute_numbers, operands, compute(operands))
     return [limit + each for limit, each in zip(found, own, strict=True)]
 
 
@@ -118,7 +118,7 @@ def _of_range(memory: Memory, operation: Operation, operator: Any) -> Sequence[A
     last = "step" if name == "arange" else "steps"
     numbers = [given.get(each, default) for each, default in (("start", 0), ("end", 0), (last, 1))]
     results = flat(operator(*operation.args, **named | own))
-    return [readings.of_range(name, numbers, each, _OF_ONE) for each in results]
+    return [machine_differences.of_range(name, numbers, each, _OF_ONE) for each in results]
 
 
 def _bounds_moved(memory: Memory, operation: Operation, operator: Any) -> Sequence[Any]:
@@ -172,7 +172,7 @@ def _has_factor(operation: Operation) -> bool:
 def loses_signs(memory: Memory, operation: Operation, operator: Any) -> bool:
     """Whether zeros among the results may have either sign; asked before the operation has run."""
     operands = [memory.tensor(window) for window in operands_of(operation, operator)]
-    return readings.may_lose_signs(base_name(operation), operands)
+    return machine_differences.may_lose_signs(base_name(operation), operands)
 
 
 def with_signs(operation: Operation, limits: Any, result: torch.Tensor, *, zeros: bool) -> Any:
@@ -180,6 +180,6 @@ def with_signs(operation: Operation, limits: Any, result: torch.Tensor, *, zeros
     role, kinds = role_of(operation), {window.dtype for value in operation.values for window in windows_in(value)}
     if role == "fill" or (role == "move" and len(kinds | {window.dtype for window in operation.outs}) == 1):
         return limits
-    if (own := readings.of_signs(result, zeros=zeros)) is None:
+    if (own := machine_differences.of_signs(result, zeros=zeros)) is None:
         return limits
     return own if limits is None else np.maximum(own, limits)
