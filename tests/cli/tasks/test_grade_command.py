@@ -148,6 +148,7 @@ def test_settings_that_cannot_be(assay: Run, words: tuple[str, ...], status: int
     ("problem", "kernel", "said"),
     [
         ("1/99", SNAKE, "problem 1/99 does not exist: level 1 has 1-"),
+        ("11", SNAKE, "Give both, as in --problem 1/11."),
         ("9/1", SNAKE, "has no problem of level 9. Its levels are 1-3."),
         ("nowhere.py", SNAKE, "cannot read the problem file nowhere.py: No such file"),
         (str(SNAKE), SNAKE, "does not define Model"),

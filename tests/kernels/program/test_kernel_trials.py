@@ -99,6 +99,7 @@ READS = {
     "an address in a tuple": ("snake_kernel[(1,)]((x, x.data_ptr()), x, x, 1, 1, BLOCK=1)", "data_ptr"),
     "an address in a grid": ("snake_kernel[(x.data_ptr(),)](x, x, x, 1, 1, BLOCK=1)", "data_ptr"),
     "equal": ("torch.equal(x, x)", "equal"),
+    "printed": ("print(x)", "Remove what prints the tensor"),
     "past the watch": ("with torch._C.DisableTorchFunction(): x.tolist()", "tolist"),
     "a read that is caught": ("try: float(x[0, 0])\nexcept Exception: raise ValueError('x')", "__float__"),
 }

@@ -207,6 +207,8 @@ def read_problem(name: str, source: GradeConfig) -> Problem:
         level, _, number = name.partition("/")
         found = load_problems(source.dataset_src, (int(level),), source.problems_path, source.revision)
         return find_problem(found, int(level), int(number))
+    if name.isdecimal() and not Path(name).exists():
+        raise DataError(f"{name} is neither a problem's file nor level/number. Give both, as in --problem 1/{name}.")
     return read_problem_file(Path(name))
 
 

@@ -37,8 +37,9 @@ from assay.sandbox.base import Limits, Sandbox
 from assay.types import Json
 
 TF32_HINT = (
-    '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee"; and Triton '
-    "makes a tl.dot of tl.sum(a[:, :, None] * b[None, :, :], 1), but not with b[None, :, :] first"
+    '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee". So does '
+    "tl.sum(a[:, :, None] * b[None, :, :], 1), of which Triton makes a tl.dot; of b[None, :, :] * a[:, :, None] it "
+    "makes none"
 )
 SPREAD_UNEVENLY = (
     "a race: {0}() touches a block of shape {1} where it has written a block of that shape, with no barrier between, "

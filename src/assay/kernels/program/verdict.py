@@ -26,10 +26,6 @@ KINDS: Mapping[End, VerdictKind] = {
 }
 MOST_FINDINGS = 16
 """Findings that a verdict keeps, those that are refused first."""
-_NO_VALUES = (
-    "host code is graded without any values: shapes, dtypes and strides are all that it can branch on. Compute what "
-    "depends on values in a kernel"
-)
 
 
 def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
@@ -61,8 +57,6 @@ def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
 
 def _message(outcome: Outcome) -> str:
     where = f"line {outcome.line}: " if outcome.line and f"line {outcome.line}:" not in outcome.message else ""
-    if outcome.end == "host_read":
-        return f"{where}{outcome.message.removesuffix('.')}; {_NO_VALUES}"
     return f"{where}{outcome.message}"
 
 

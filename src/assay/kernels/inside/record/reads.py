@@ -15,15 +15,20 @@ RAISED = (
 not among it, nor are reads of values and what a program has no form for."""
 
 
+_NO_VALUES = "host code is graded without any: shapes, dtypes and strides are all that it can branch on"
+_IN_A_KERNEL = "Compute what depends on values in a kernel"
+_NO_TEXT = "Remove what prints the tensor or makes a text of it"
+_TEXTS = ("__repr__()", "__format__()", "__str__()")
+"""Ends of the names of calls that make a text of a tensor."""
+
+
 class HostReadError(Exception):
     """Host code read a value of a tensor, which a recording does not have. `call` names how."""
 
     def __init__(self, call: str) -> None:
         self.call = call
-        super().__init__(
-            f"{call} reads a value of a tensor on the host. Kernels are graded by what they launch for given shapes, "
-            "so host code that depends on values cannot be graded. Compute it in a kernel, or from shapes."
-        )
+        advice = _NO_TEXT if call.endswith(_TEXTS) else _IN_A_KERNEL
+        super().__init__(f"{call} reads a value of a tensor on the host, and {_NO_VALUES}. {advice}.")
         _note(self)
 
 
