@@ -225,7 +225,7 @@ OF_FRACTIONS: dict[str, Rule] = {
     "create_fma": pointwise.fused,
     "create_fdiv": pointwise.quotient,
     "create_precise_divf": partial(pointwise.quotient, exact=True),
-    "create_frem": pointwise.remainder,
+    "create_frem": pointwise.modulo,
     "create_fabs": pointwise.as_it_is,
     "create_maxnumf": partial(pointwise.extreme, largest=True),
     "create_maximumf": partial(pointwise.extreme, largest=True),

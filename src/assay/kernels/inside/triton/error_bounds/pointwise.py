@@ -37,6 +37,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     signed,
     times,
     total,
+    unlike,
     wide,
 )
 from assay.kernels.inside.triton.error_bounds.certain import powers_of_two
@@ -259,6 +260,21 @@ def remainder(found: Any, lhs: Any, rhs: Any, *, cut: Callable[..., Any] = np.tr
     jumps = np.abs(most) + np.abs(least)
     limits = rounded(found, np.where(same, limits, jumps), lambda: np.isnan(wide(found)) & (limits == 0))
     return total(_of_zeros(found, limits, (lhs,)), small)
+
+
+def modulo(found: Any, lhs: Any, rhs: Any) -> Any:
+    """`x % y` of fractions in Triton: of constants the compiler takes the exact remainder, and one of float64 that is
+    made of float32 and cast back it takes in float32."""
+    one, other = np.broadcast_arrays(wide(lhs), wide(rhs))
+    values, least = wide(found), least_of(found.dtype)
+    with np.errstate(all="ignore"):
+        ways = [np.fmod(one, other)]
+        if found.dtype.scalar == tl.float64:
+            narrow = [each.astype(np.float32) for each in (one, other)]
+            cut = one - np.trunc(narrow[0] / narrow[1]).astype(np.float64) * other
+            ways.append(np.where((narrow[0] == one) & (narrow[1] == other) & ~np.isinf(other), cut, values))
+        off = np.maximum.reduce([unlike(values, each, least) for each in ways])
+    return total(remainder(found, lhs, rhs), off if off.any() else None)
 
 
 def _denormal_remainders(found: Any, lhs: Any, rhs: Any, cut: Callable[..., Any]) -> Any:

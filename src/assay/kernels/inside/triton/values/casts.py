@@ -1,7 +1,7 @@
 """Casts as PTX makes them: floats to whole numbers, to fewer bits with another rounding, and to and from eight bits.
 
-A number beyond the range of a whole type is the least or the largest to PTX, and anything to the compiler, which may
-make one cast of two (int16 to float32 to uint32).
+A number beyond the range of a whole type, and what is none, is something definite to PTX, and anything to the compiler:
+it may make one cast of two (int16 to float32 to uint32), and leave out the cut to 8 bits or all of the cast.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _to_integer(_self: Any, src: Any, dst_type: Any) -> Any:
                             "anything it likes: clamp it first")
         )  # fmt: skip
     found = saturated(values, kind)
-    found = unspecified(found, np.isfinite(values) & ~_fits(values, np.iinfo(_held(kind))))
+    found = unspecified(found, ~_fits(values, np.iinfo(kind)))
     return engine.TensorHandle(found, dtype)
 
 
