@@ -10,7 +10,7 @@ import pytest
 from assay.kernels.compile.stage import BLOCKS_TOLD, Block, CompileReport, compile_program, program_report
 from assay.kernels.compile.toolkit import triton_executables
 from assay.kernels.inside.triton.compiled.layouts import Spread, spreads, uneven
-from assay.kernels.program.grading import spread_alike
+from assay.kernels.program.judging.compiled import spread_alike
 from assay.kernels.verdicts import Verdict
 from assay.sandbox import JobResult, Limits
 from assay.sandbox.local import LocalConfig, LocalSandbox

@@ -59,6 +59,18 @@ class CompiledKernel:
     """Per block."""
 
 
+class Moved(NamedTuple):
+    """What the accesses of a compiled kernel in one line move at once."""
+
+    bytes: int
+    line: int
+    """Of the submission; 0 where it is not known."""
+
+
+Widths = Mapping[tuple[int, int], Moved]
+"""By the number of an access and of the helper's call around it (`language.flow.sites`); 0 for what is not known."""
+
+
 class Block(NamedTuple):
     """A form of blocks in which a kernel touches a storage."""
 
@@ -90,6 +102,9 @@ class CompileReport:
     uneven: frozenset[Block] | None = frozenset()
     """Blocks and storages that a kernel touches with its threads spread in several ways; None where that is not
     known."""
+    widths: Mapping[tuple[int, int], Widths] | None = field(default_factory=dict)
+    """How many bytes accesses move at once, by the number of a launch's step and of its variant, of those that were
+    compiled; None where that is not known."""
 
 
 async def compile_program(
@@ -167,7 +182,28 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     stored = stored if type(stored) is int and 0 <= stored < 1 << 62 else None
     texts = texts_of(report.get("texts"))
     uneven = _blocks(report.get("uneven"))
-    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored, texts, uneven)
+    widths = _widths(report.get("widths"))
+    return CompileReport("ok", shortened("\n".join(parts)), compiled, cpu_s, left, stored, texts, uneven, widths)
+
+
+def _widths(found: Json) -> Mapping[tuple[int, int], Widths] | None:
+    """How many bytes accesses move at once, as a child reports it; None of anything else."""
+    if not isinstance(found, dict):
+        return None
+    try:
+        tables = [
+            {(site, caller): Moved(moved, line) for site, caller, moved, line in table} for table in found["tables"]
+        ]
+        widths = {
+            (step, variant): tables[number]
+            for step, numbers in found["launches"]
+            for variant, number in enumerate(numbers)
+            if number != -1
+        }
+    except (TypeError, ValueError, LookupError):
+        return None
+    told = [number for table in tables for key, moved in table.items() for number in (*key, *moved)]
+    return widths if all(type(each) is int and 0 <= each < 1 << 32 for each in told) else None
 
 
 def _blocks(found: Json) -> frozenset[Block] | None:

@@ -32,6 +32,7 @@ from assay.kernels.inside.triton.compiler_words import FILE, PASSED_OVER, Transl
 from assay.kernels.inside.triton.front_end import LAUNCHES_TOLD
 from assay.kernels.inside.triton.stand_ins import argument
 from assay.kernels.language import CompilerText, Kernels
+from assay.kernels.language.flow.sites import of_text
 from assay.kernels.program.form import Launch, Program, Step, Variant, table_of, windows_in
 from assay.kernels.program.limits import UNALLOCATED
 from assay.kernels.program.reading import Refusal, read
@@ -54,6 +55,7 @@ _CHOSEN = (
     "which is not tuned again and raises. Add to `key` what differs, or leave this configuration out"
 )
 KERNELS_TOLD = BLOCKS_TOLD = 64
+WIDTHS_TOLD = 1024
 TEXT_CHARACTERS = 2000
 LINE_CHARACTERS = 120
 NO_ALLOCATOR = (
@@ -158,6 +160,9 @@ class Compiler:
         self._names: dict[str, str] = {}
         self._spreads: dict[str, frozenset[layouts.Spread]] = {}
         """How each spreads its accesses over threads."""
+        self._sites = of_text(self.text.source)
+        self._widths: dict[str, dict[tuple[int, int], int]] = {}
+        """How many bytes each of its accesses moves at once."""
         self._read: set[str] = set()
         """What was read and is not refused: launches may have it in common."""
         self.lost: Refused | None = None
@@ -263,6 +268,7 @@ class Compiler:
                 self._read.add(key)
                 return
             self._spreads[key] = ahead_of_time.spreads()
+            self._widths[key] = ahead_of_time.widths(kernel, FILE, self._sites)
             self.outcomes[key] = ahead_of_time.usage(kernel)
             if fault := ahead_of_time.fault(kernel):
                 self.lost = Refused(self._names[key], launch.line, fault)
@@ -316,6 +322,7 @@ class Compiler:
                 front_end.joined([self._texts.get(key, "") for key in keys]) for keys in self.keys[:LAUNCHES_TOLD]
             ],
             "uneven": self._uneven()[: BLOCKS_TOLD + 1],
+            "widths": self._told_widths(),
             "raises": [asdict(each) for each in self._without_allocator()][:1],
         }
 
@@ -330,6 +337,23 @@ class Compiler:
                 uneven = layouts.uneven(self._spreads.get(key, ()), storages)
                 found |= {(self._names[key], shape, size, storage): None for (shape, size), storage in uneven}
         return [[name, list(shape), size, storage] for name, shape, size, storage in found]
+
+    def _told_widths(self) -> Json:
+        """Of each launch, its step and the number of a table for each of its variants, -1 where it was not compiled;
+        and the tables: of each access, its number, that of the helper's call, its bytes and its line. None where
+        there is too much of it."""
+        if max(len(self.launches), sum(map(len, self._widths.values()))) > WIDTHS_TOLD:
+            return None
+        numbers = {key: number for number, key in enumerate(self._widths)}
+        lines = {number: self.text.origins[line - 1] for (line, _), number in self._sites.items()} | {0: 0}
+        keys_of = zip(self.launches, self.keys, strict=True)
+        return {
+            "launches": [[step, [numbers.get(key, -1) for key in keys]] for (step, _), keys in keys_of],
+            "tables": [
+                [[site, caller, moved, lines[site]] for (site, caller), moved in sorted(found.items())]
+                for found in self._widths.values()
+            ],
+        }
 
     def _without_allocator(self) -> list[Refused]:
         """Launches for which Triton raises, since it has nobody to ask for memory that they need."""

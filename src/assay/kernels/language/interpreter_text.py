@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from assay.kernels.language import vocabulary
 from assay.kernels.language.flow.hints import HINTS, Hints, hints_of
 from assay.kernels.language.flow.lowering import Lowering, lowered, names_of, statements
+from assay.kernels.language.flow.sites import of_form
 from assay.kernels.language.form import (
     Arguments,
     Assign,
@@ -94,6 +95,7 @@ MEANINGS = frozenset(
     {*OPERATORS.values(), *SIGNS.values(), *LOOPS.values(), *OWN.values()}
     | {"o_assigned", "o_again", "o_fixed", "o_dynamic", "o_truth", "o_pick", "o_returned", "o_index", "o_all"}
     | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_unconditional", "o_early", "o_unused"}
+    | {"o_site"}
     | {f"{OWN[name]}_late" for name in HINTS}
 )
 """Every operator that generated text may name."""
@@ -124,8 +126,9 @@ def interpreted(kernels: Kernels) -> InterpreterText:
     lines = Lines()
     used: dict[str, str] = {}
     found = lowered(functions)
+    numbers = of_form(functions.values())
     for function in functions.values():
-        _Writer(function, names, lines, used, hints_of(function), found).function()
+        _Writer(function, names, lines, used, hints_of(function), found, numbers).function()
     return InterpreterText(lines.text(), names, used, tuple(lines.origins), found)
 
 
@@ -133,6 +136,7 @@ def interpreted(kernels: Kernels) -> InterpreterText:
 class _Writer:
     """Writes one function.
 
+    sites: numbers of calls, by `id` (`flow.sites`).
     regions: for each region around the statement that may run or not, or more than once: how the text says so.
     again: names that are bound more than once.
     """
@@ -143,6 +147,7 @@ class _Writer:
     used: dict[str, str]
     hints: Hints
     lowering: Lowering
+    sites: Mapping[int, int]
     regions: list[str] = field(default_factory=list)
     again: frozenset[str] = frozenset()
     several_returns: bool = False
@@ -276,7 +281,10 @@ class _Writer:
                 return f"{name}({', '.join([*map(inner, arguments.positional), *named])})"
 
     def lowered(self, each: Expression, function: str) -> str:
-        """A function as it is called here, where the compiler may start the call early, or nobody uses its result."""
+        """A function as it is called here: where that is, whether the compiler may start the call early, and whether
+        nobody uses its result."""
+        if (number := self.sites.get(id(each))) is not None:
+            function = f"o_site({function}, {number})"
         if id(each) in self.lowering.unused:
             return f"o_unused({function})"
         return f"o_early({function})" if id(each) in self.lowering.early else function

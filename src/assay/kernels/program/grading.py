@@ -13,13 +13,14 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
-from assay.kernels.compile.stage import TRITON_HARNESS, Block, CompileReport, compile_program, compiled_part
+from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program, compiled_part
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.judging.compiled import as_compiled, without_narrow
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.limits import ON_DEVICE, UNALLOCATED
 from assay.kernels.program.limits import Limits as ProgramLimits
@@ -40,11 +41,6 @@ TF32_HINT = (
     '. Note: tl.dot rounds float32 operands to TF32, here as on a GPU, unless given input_precision="ieee". So does '
     "tl.sum(a[:, :, None] * b[None, :, :], 1), of which Triton makes a tl.dot; of b[None, :, :] * a[:, :, None] it "
     "makes none"
-)
-SPREAD_UNEVENLY = (
-    "a race: {0}() touches a block of shape {1} where it has written a block of that shape, with no barrier between, "
-    "and Triton spreads the two over its threads in different ways: one thread writes an element and another one "
-    "touches it, in no order. Call tl.debug_barrier() between the two"
 )
 OTHER_TRIALS = 2
 """Ordinary calls at the other size."""
@@ -126,9 +122,10 @@ class Grading:
                 passed, total = verdict.tests_passed, verdict.tests_total
                 return replace(refused, cpu_s=cpu_s, tests_passed=passed, tests_total=total), None
         if compiled is not None:
-            verdict = spread_alike(verdict, compiled)
+            verdict = as_compiled(verdict, compiled, compiled.variants if first else {})
         if verdict.ok and compiled is not None:
             verdict = await self._as_triton_reads(verdict, code, size, whole, compiled)
+        verdict = without_narrow(verdict)
         if compiled is None:
             return (replace(verdict, compiled=True) if verdict.ok and self._on_gpu else verdict), attempt
         cpu_s = verdict.cpu_s + compiled.cpu_s
@@ -197,7 +194,7 @@ class Grading:
             if again.ok and self._compiles and larger:
                 report = await self._compile(attempt)
                 refused = of_compiler(report, {})
-                again = spread_alike(again, report) if refused is None else refused
+                again = as_compiled(again, report) if refused is None else refused
         if not again.ok:
             where = f"right at the first size, but not at another one ({size.scaled.scaling})"
             return at_another_size(again, verdict, where)
@@ -306,18 +303,6 @@ def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:
     if compiled.message:
         said["message"] = compiled.message
     return {**verdict.evidence, "compiler": said}
-
-
-def spread_alike(verdict: Verdict, report: CompileReport) -> Verdict:
-    """The verdict once the layouts that the compiler has chosen are known: `wrong` where a kernel leans on one thread
-    having an element in two accesses, and they are spread in two ways."""
-    for found in verdict.evidence.get("same_lanes", []) if verdict.ok else []:
-        block = Block(found["kernel"], tuple(found["shape"]), found["bytes"], found["storage"])
-        if report.uneven is None or block in report.uneven:
-            where = f"line {found['line']}: " if found["line"] else ""
-            said = where + SPREAD_UNEVENLY.format(block.kernel, list(block.shape))
-            return replace(verdict, kind="wrong", stage="compile", message=said)
-    return verdict
 
 
 def of_compiler(report: CompileReport, evidence: dict[str, Json]) -> Verdict | None:

@@ -277,6 +277,16 @@ def starts(result: JobResult) -> tuple[str, ...]:
     return tuple(plain_text(text)[:DIGEST_CHARACTERS] for text in _list(found)[: ProgramLimits().tensors])
 
 
+def narrow(result: JobResult) -> list[Json] | None:
+    """What accesses allow a thread to move at once, where that is less than it could (`running.widths`): numbers of a
+    launch's step and of its variant, of the access and of the helper's call around it, and bytes. None where that is
+    not known."""
+    found = result.report.get("narrow") if isinstance(result.report, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(entry, list) and len(entry) == 5 for entry in found):
+        return None
+    return [[_count(number) for number in entry] for entry in found if isinstance(entry, list)]
+
+
 def measured(result: JobResult) -> tuple[Measured, ...]:
     """What a replay's report says of each call, every number bounded."""
     calls = result.report.get("calls") if isinstance(result.report, Mapping) else None

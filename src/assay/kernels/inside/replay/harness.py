@@ -70,5 +70,6 @@ def _warm_up_program() -> Json:
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
-    """Replay one program, call by call; the report is that of `calls.play`."""
-    return play(source, header, read_inputs, write_outputs, Interpreted(header["max_programs"]))
+    """Replay one program, call by call; the report is that of `calls.play`, and `narrow` (`running.widths`)."""
+    machine = Interpreted(header["max_programs"])
+    return play(source, header, read_inputs, write_outputs, machine) | {"narrow": machine.widths.told()}

@@ -20,6 +20,7 @@ from assay.kernels.inside.triton import ledger as ledgers
 from assay.kernels.inside.triton.error_bounds.memory import Bounds
 from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
 from assay.kernels.inside.triton.running.turns import Turns
+from assay.kernels.inside.triton.running.widths import Widths
 from assay.kernels.language.flow.lowering import Touched
 from assay.kernels.program.form import Descriptor, Launch, Program, Variant, storages_of, windows_in
 from assay.types import Json
@@ -46,6 +47,10 @@ class Interpreted:
         self.max_programs = max_programs
         self.kernels: list[Rebuilt] = []
         self._meets = self._two_ways = False
+        self.widths = Widths()
+        """What the accesses allow of all calls that must be right."""
+        self.places: dict[int, int] = {}
+        """Numbers of the steps that are launches, by `id`."""
 
     def build(self, program: Program) -> Sequence[Rebuilt]:
         """The kernels as callables of the interpreter.
@@ -55,6 +60,7 @@ class Interpreted:
         """
         built = rebuild(kernels_of(program))
         self.kernels = [built[str(number)] for number in range(len(program.kernels))]
+        self.places = {id(step): place for place, step in enumerate(program.steps) if isinstance(step, Launch)}
         launches = (step for step in program.forward if isinstance(step, Launch))
         self._meets = any(_meets(self.kernels[step.kernel], variant) for step in launches for variant in step.variants)
         self._two_ways = _has_descriptors(program)
@@ -75,6 +81,7 @@ class Interpreted:
             bounds=memory.bounds,
             secret=manner.seed,
         )
+        ledger.widths = self.widths if manner.bounded else None
         with ledgers.recording(ledger):
             yield _InterpretedRun(self, memory, manner, ledger, accesses)
         if ledger.refusal is not None:
@@ -127,6 +134,8 @@ class _InterpretedRun:
         run = partial(kernel[variant.grid], **arguments, **dict(variant.options))
         manner, alone = self._manner, self._manner.in_order or self._manner.follow
         self._ledger.turns = self._turns(launch, alone) if kernel.asks else None
+        number = next(number for number, each in enumerate(launch.variants) if each is variant)
+        self._machine.widths.launch(self._machine.places[id(launch)], number)
         if accesses is None:
             run()
             return

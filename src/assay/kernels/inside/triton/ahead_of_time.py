@@ -72,8 +72,8 @@ class Driver:
         """How accesses of the last kernel are spread over its threads."""
         self.resources: dict[bytes, tuple[int, int]] = {}
         """Registers and bytes of spills of a cubin."""
-        self.faults: dict[bytes, str] = {}
-        """What the text of a cubin shows against it (`machine_code`); empty for nothing."""
+        self.codes: dict[bytes, str] = {}
+        """The text that a cubin was assembled of."""
         self.utils = SimpleNamespace(get_device_properties=lambda _: self._limits, load_binary=self._load)
 
     def get_current_target(self) -> GPUTarget:
@@ -132,7 +132,7 @@ def install(capability: int, shared_limit: int) -> None:
     knobs.cache.manager_class = OneProcessCache
     knobs.compilation.always_compile = True  # its cache takes some compile-time strings for one another
     knobs.compilation.store_binary_only = True
-    knobs.compilation.disable_line_info = True
+    knobs.compilation.disable_line_info = False
 
 
 def read_only() -> None:
@@ -149,7 +149,7 @@ def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -
         reduces = made_products.reduces(module)
         module = first(module, metadata)
         driver.active.may_make = reduces and made_products.multiplies(module)
-        driver.active.text = front_end.digest(str(module))
+        driver.active.text = front_end.digest(module.str_nodebug())
         return module
 
     found["ttir"] = read
@@ -238,7 +238,12 @@ def usage(kernel: Any) -> Usage:
 
 def fault(kernel: Any) -> str:
     """Why a compiled kernel would do nothing of what it is written to do; empty where nothing shows that."""
-    return str(driver.active.faults.get(kernel.kernel, ""))
+    return machine_code.fault(driver.active.codes.get(kernel.kernel, ""))
+
+
+def widths(kernel: Any, file: str, sites: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+    """How many bytes each access of a compiled kernel moves at once (`machine_code.widths`)."""
+    return machine_code.widths(driver.active.codes.get(kernel.kernel, ""), file, sites)
 
 
 def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, capability: int) -> bytes:
@@ -258,7 +263,7 @@ def _make_cubin(self: Any, source: str, metadata: dict[str, Any], options: Any, 
     registers = _REGISTERS.search(done.stderr)
     spills = _SPILLS.search(done.stderr)
     driver.active.resources[code] = (int(registers[1]) if registers else 0, int(spills[1]) if spills else 0)
-    driver.active.faults[code] = machine_code.fault(source)
+    driver.active.codes[code] = source
     return code
 
 

@@ -2,8 +2,8 @@
 
     Launch(function, arguments, options, 90).text()
 
-It names nothing: functions and arguments are numbered in the order in which they stand, other values are by Triton, and
-places in files are left out. So the text of a kernel is that of another one if, and only if, the compiler cannot tell
+It names nothing: functions are numbered in the order in which they stand, values are by Triton, and places in files are
+left out. So the text of a kernel is that of another one if, and only if, the compiler cannot tell
 the two apart.
 """
 
@@ -26,9 +26,8 @@ LAUNCHES_TOLD = 512
 """Of a program's launches so many are compared: a report has room for no more."""
 PASSED_OVER = "passed over"
 """Stands for the digest of a configuration that fails a `tl.static_assert` of the kernel's own: a tuner goes on."""
-_PLACES = re.compile(r" loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)|^#loc.*\n", re.MULTILINE)
-_NAMES = re.compile(r"@(?:\"[^\"]+\"|[\w$.]+)|%[A-Za-z_][\w$.]*")
-"""Of functions, arguments and constants, each of one thing. Numbers of values may stand for several."""
+_NAMES = re.compile(r"@(?:\"[^\"]+\"|[\w$.]+)")
+"""Of functions."""
 
 
 @functools.cache
@@ -73,7 +72,7 @@ class Launch:
         stages: dict[str, Any] = {}
         module = self._module()
         self._backend.add_stages(stages, self._compiled_with(), self._source.language)
-        return str(stages["ttir"](module, {}))
+        return str(stages["ttir"](module, {}).str_nodebug())
 
     def with_places(self) -> Any:
         """The kernel as it is read, before the first stage, with the places of the source."""
@@ -96,7 +95,7 @@ class Launch:
 
 
 def digest(text: str) -> str:
-    """What stands for the text of a module, whatever its names."""
+    """What stands for the text of a module, which has no places, whatever its names."""
     return hashlib.sha256(plain(text).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
@@ -106,7 +105,6 @@ def joined(digests: Sequence[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """The text of a module without places and names."""
+    """The text of a module without names."""
     numbers: dict[str, str] = {}
-    text = _PLACES.sub("", text)
-    return _NAMES.sub(lambda found: numbers.setdefault(found[0], f"{found[0][0]}n{len(numbers)}"), text)
+    return _NAMES.sub(lambda found: numbers.setdefault(found[0], f"@n{len(numbers)}"), text)

@@ -27,6 +27,8 @@ from assay.kernels.inside.triton.ledger import (
 from assay.kernels.inside.triton.values import doubts
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
+BROKEN = "broken"
+"""Attribute of values: the shortest access that breaks each lane (`values.promises`)."""
 ranges = Ranges()
 """What the launch under way may touch."""
 
@@ -51,6 +53,7 @@ def _check(
     values: Any = None,
     sync: Sync | None = None,
     ticket: bool = False,
+    broken: Any = None,
 ) -> Any:
     """Whether an access may be made; raises a refusal if not. Gives back its mask, as an array."""
     if mask is not None:
@@ -61,6 +64,8 @@ def _check(
     if fault:
         refuse(OutOfBoundsError(fault))
     ledger = current()
+    if ledger.widths is not None and pointers.size > 1 and not ledger.apart:
+        ledger.widths.take(ledger.site, pointers, mask, size, broken)
     if ledger.turns is not None:
         ledger.turns.goes_on() if sync is None else ledger.turns.give_way()
     if ledger.observer is not None:
@@ -81,7 +86,8 @@ def _guard_loads_and_stores(builder: Any) -> None:
 
     # Triton itself calls these with keywords where a tensor descriptor is read, and with a bare array as the mask.
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        _check(ptrs.data, mask.data, numpy_dtype(ptrs.get_element_ty()).itemsize, "load")
+        size = numpy_dtype(ptrs.get_element_ty()).itemsize
+        _check(ptrs.data, mask.data, size, "load", broken=_broken(ptrs, mask))
         ledger, found = current(), load(self, ptrs, mask, *rest, **named)
         if ledger.in_doubt is not None:
             found, ledger.in_doubt = doubts.mark(found, ledger.in_doubt), None
@@ -90,11 +96,18 @@ def _guard_loads_and_stores(builder: Any) -> None:
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         mask = mask if mask is not None else engine.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
         _check_type(ptrs, value, "store")
-        chosen = _check(ptrs.data, mask.data, value.data.dtype.itemsize, "store", value.data)
+        size, broken = value.data.dtype.itemsize, _broken(ptrs, mask)
+        chosen = _check(ptrs.data, mask.data, size, "store", value.data, broken=broken)
         _check_one_value(ptrs.data, value.data, chosen)
         return store(self, ptrs, value, mask, *rest, **named)
 
     builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store
+
+
+def _broken(ptrs: Any, mask: Any) -> Any:
+    """The shortest access that breaks each lane (`promises`); None where nobody broke one."""
+    sides = [side.attr[BROKEN] for side in (ptrs, mask) if BROKEN in getattr(side, "attr", ())]
+    return None if not sides else sides[0] if len(sides) == 1 else np.minimum(*sides)
 
 
 def _check_one_value(pointers: Any, values: Any, mask: Any) -> None:

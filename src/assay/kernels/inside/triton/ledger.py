@@ -120,6 +120,14 @@ class Turning(Protocol):
         ...
 
 
+class Widths(Protocol):
+    """Told of each access to a block of pointers (`running.widths`)."""
+
+    def take(self, site: tuple[int, int], pointers: Any, active: Any, size: int, broken: Any) -> None:
+        """It is about to be made."""
+        ...
+
+
 class Ledger:
     """What kernels did in one call of forward. `order`: programs of a launch run in random order, and so do the lanes
     of an atomic operation; `schedule`: the programs in the order in which they are to run instead; `observer` is told
@@ -151,6 +159,10 @@ class Ledger:
         """How programs of the launch under way take turns; None: one after another."""
         self.early = self.apart = self.unused = False
         """Of the access under way; `Access` says what the first two mean. `unused`: its result, if it is atomic."""
+        self.site = (0, 0)
+        """Number of the call under way that comes to memory, and of the helper's call around it; 0 for none."""
+        self.widths: Widths | None = None
+        """What is told how many bytes each access may move at once."""
         self.in_doubt: Callable[[], None] | None = None
         """Of a load under way whose value only one thread has for certain (`values.doubts`)."""
         self.refusal: Exception | None = None

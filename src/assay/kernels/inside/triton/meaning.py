@@ -237,6 +237,20 @@ def early(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def site(function: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """An access, or a helper, as it is called in one place (`language.flow.sites`)."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        ledger = current()
+        before, ledger.site = ledger.site, (number, ledger.site[0])
+        try:
+            return function(*args, **named)
+        finally:
+            ledger.site = before
+
+    return call
+
+
 def unused(function: Callable[..., Any]) -> Callable[..., Any]:
     """An atomic operation whose result nobody uses."""
 
@@ -345,6 +359,7 @@ MEANING: dict[str, Any] = {
     "o_unconditional": unconditional,
     "o_early": early,
     "o_unused": unused,
+    "o_site": site,
     "o_index": index,
     "o_all": slice(None),
     "o_attribute": attribute,

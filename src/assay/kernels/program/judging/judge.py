@@ -8,10 +8,10 @@ from assay.kernels.base import Policy
 from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.program import rules
 from assay.kernels.program.form import Program
-from assay.kernels.program.jobs import NO_KERNEL, Measured, Replay, measured, starts
+from assay.kernels.program.jobs import NO_KERNEL, Measured, Replay, measured, narrow, starts
 from assay.kernels.program.judging.answers import Answers, weights_set
 from assay.kernels.program.judging.inexact import inexact
-from assay.kernels.program.judging.outcome import Attempt, End, Outcome, first_refused
+from assay.kernels.program.judging.outcome import NARROW, Attempt, End, Outcome, first_refused
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.rules import Finding
@@ -38,6 +38,7 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
         facts["partly"] = list(partly)
     if lanes := {each[:4]: each for account in seen for each in account.same_lanes}:
         facts["same_lanes"] = [each._asdict() | {"shape": list(each.shape)} for each in lanes.values()]
+    facts[NARROW] = narrow(result)
     if policy == "partial":
         done = _kernels_arithmetic(answers.calls, seen)
         measured_share = 1.0 if done is None else rules.kernel_share(attempt.program, done)

@@ -36,6 +36,10 @@ class Attempt:
     """What the text shows."""
 
 
+NARROW = "narrow"
+"""Among the facts, until launches are compiled: what accesses allow a thread to move at once (`jobs.narrow`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a trial showed."""

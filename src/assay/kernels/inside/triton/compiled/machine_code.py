@@ -1,4 +1,5 @@
-"""What PTX shows of a kernel: whether anything of it is left once the compiler has drawn its conclusions.
+"""What PTX shows of a kernel: whether anything of it is left once the compiler has drawn its conclusions, and how many
+bytes its accesses move at once.
 
 LLVM may take it for granted that what has no meaning never happens: a whole number divided by zero, a constant cast to
 a type that cannot hold it. It deletes what only happens then, which may be all of a kernel.
@@ -7,9 +8,13 @@ a type that cannot hold it. It deletes what only happens then, which may be all 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _BEGIN = r"^[\s{]*(?:@!?%p\d+\s+)?"
 _WRITES = re.compile(_BEGIN + r"(st|atom|red|multimem\.(?:st|red)|cp(?:\.reduce)?\.async\.bulk)([.\w:]*)", re.M)
+_MOVES = re.compile(_BEGIN + r"(?:ld|st|atom|red)([.\w:]*)\.(?:b|u|s|f|bf)(\d+)(x2)?\s")
+_VECTOR = re.compile(r"\.v(\d)\b")
+_COPIES = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[.\w:]* [^;]*?\], \[[^\]]*\], (0x[0-9a-f]+|\d+)")
 _TRAP = re.compile(_BEGIN + "trap;", re.M)
 _ELSEWHERE = (".shared", ".local", ".param")
 """Memory that ends with the kernel, and the arguments of calls."""
@@ -29,6 +34,37 @@ def fault(ptx: str) -> str:
     if _TRAP.search(ptx):
         return TRAPS
     return "" if any(_is_global(*found.groups()) for found in _WRITES.finditer(ptx)) else NO_STORES
+
+
+def widths(ptx: str, file: str, sites: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+    """Most bytes that a thread moves at once to or from global memory, by the number of the access and of the helper's
+    call around it, as the kernel's text says in comments; 0 for what it does not say.
+
+    Args:
+        ptx: With lines of the source.
+        file: Whose lines these are.
+        sites: Line and column -> number (`language.flow.sites`).
+    """
+    place = re.compile(re.escape(file) + r":(\d+):(\d+)")
+    found: dict[tuple[int, int], int] = {}
+    here = (0, 0)
+    for line in ptx.splitlines():
+        if line.lstrip().startswith(".loc"):
+            chain = [sites.get((int(one), int(column)), 0) for one, column in place.findall(line)]
+            here = (*chain, 0, 0)[0], (*chain, 0, 0)[1]
+        elif moved := _moved(line):
+            found[here] = max(found.get(here, 0), moved)
+    return found
+
+
+def _moved(line: str) -> int:
+    """Bytes that an instruction moves at once to or from global memory; 0 for any other one."""
+    if (copied := _COPIES.search(line)) is not None:
+        return int(copied[1], 0)
+    if (moves := _MOVES.match(line)) is None or ".global" not in moves[1]:
+        return 0
+    count = _VECTOR.search(moves[1])
+    return (int(count[1]) if count else 1) * int(moves[2]) * (2 if moves[3] else 1) // 8
 
 
 def _is_global(instruction: str, suffixes: str) -> bool:

@@ -35,7 +35,7 @@ WIDEST = 16
 """Bytes that a thread moves at once."""
 _ALIGNED = 256
 """Bytes that the address of every storage divides by, on a GPU."""
-_GIVEN, _BROKEN, _LOADED, _COUNTS = "given", "broken", "loaded", "counts"
+_GIVEN, _BROKEN, _LOADED, _COUNTS = "given", guards.BROKEN, "loaded", "counts"
 """Attributes of values: what was promised of them, broken lanes, whether they come from memory, and whether what is
 broken of them is that they count up, which tells the compiler nothing of where they equal something."""
 _FILE = "submission.py"

@@ -1,0 +1,73 @@
+"""The calls in kernels by which they come to memory, and those of helpers, by number: what interpreter and compiler say
+of one and the same.
+
+    of_form(functions)    the call in our form, by `id` -> its number
+    of_text(source)       where the compiler says that a call of its text is -> the same number
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from assay.kernels.language.form import Call, Function, Invoke, Method
+
+_ACCESS = re.compile(r"load|store|atomic_\w+")
+_HELPER = re.compile(r"k\d+_\w+")
+"""Names that `writing.function_names` gives."""
+Place = tuple[int, int]
+"""Line, from 1, and column, from 0."""
+
+
+def of_form(functions: Iterable[Function]) -> dict[int, int]:
+    """Numbers from 1, in the order in which the compiler's text has the calls."""
+    calls = (each for function in functions for each in _calls(function))
+    return {id(call): number for number, call in enumerate(calls, start=1)}
+
+
+def of_text(source: str) -> Mapping[Place, int]:
+    """The same numbers by the place that Triton gives a call: where its last positional argument begins, which it reads
+    last."""
+    calls = (node for node in _nodes(ast.parse(source)) if isinstance(node, ast.Call) and _counts(node.func))
+    return {_place(call): number for number, call in enumerate(calls, start=1)}
+
+
+def _calls(part: Any) -> Iterator[Call | Method | Invoke]:
+    """Calls of a part of the form, in the order of its fields, which is that of Python's syntax."""
+    if isinstance(part, tuple):
+        for each in part:
+            yield from _calls(each)
+    elif is_dataclass(part):
+        if isinstance(part, Call | Method | Invoke) and _is_site(part):
+            yield part
+        for field in fields(part):
+            yield from _calls(getattr(part, field.name))
+
+
+def _is_site(call: Call | Method | Invoke) -> bool:
+    match call:
+        case Call(name, _) | Method(_, name, _):
+            return _ACCESS.fullmatch(name.rpartition(".")[2]) is not None
+        case Invoke():
+            return True
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _nodes(child)
+
+
+def _counts(function: ast.expr) -> bool:
+    if isinstance(function, ast.Attribute):
+        return _ACCESS.fullmatch(function.attr) is not None
+    return isinstance(function, ast.Name) and _HELPER.fullmatch(function.id) is not None
+
+
+def _place(call: ast.Call) -> Place:
+    parts: list[ast.expr | ast.keyword] = [call.func, *call.keywords, *call.args]
+    last = parts[-1]
+    return last.lineno, last.col_offset
