@@ -25,6 +25,9 @@ class Widths:
 
     def __init__(self) -> None:
         self._found: dict[Key, int] = {}
+        self._last: dict[Key, tuple[int, Any]] = {}
+        """What an access without a mask was made at last: how far the first address is from a multiple of 16, and the
+        others from the first one. Most are alike in all programs and calls."""
         self._launch = (0, 0)
 
     def launch(self, step: int, variant: int) -> None:
@@ -43,8 +46,16 @@ class Widths:
         """
         key = (*self._launch, *site)
         known = self._found.get(key, WIDEST)
-        if known > size:
-            self._found[key] = allowed(pointers, active, size, broken, known)
+        if known <= size:
+            return
+        if broken is None and (active is None or active.all()):
+            first = pointers.flat[0]
+            steps, rest = pointers - first, int(first) % WIDEST
+            last = self._last.get(key)
+            if last is not None and last[0] == rest and np.array_equal(last[1], steps):
+                return
+            self._last[key] = rest, steps
+        self._found[key] = allowed(pointers, active, size, broken, known)
 
     def told(self) -> list[list[int]] | None:
         """The accesses that a thread may not make of 16 bytes, each with the bytes that it may; None for too many."""
