@@ -15,7 +15,7 @@ from assay.kernels.inside.replay.memory import Memory
 from support.programs import launch, made, operation, window
 
 TESTS = Path(__file__).parents[2]
-ATTEMPTS = 20
+ATTEMPTS = 12
 """For each overload; batch norms died within ten."""
 
 
