@@ -158,9 +158,10 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             made = submission.load(source)
         init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
         with tape.phase("constructing ModelNew") as init:
-            tape.seed = torch.default_generator.initial_seed()
+            operators.draws.begin()
+            operators.draws.of_weights = True
             model = made.ModelNew(*init_arguments)
-            tape.seed = None
+            operators.draws.of_weights = False
             _check_dtype()
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])

@@ -38,7 +38,7 @@ _KEPT = frozenset(
 """What is pretended elsewhere, or says and does the same everywhere. Classes of scripts are there to ask what something
 is; there are no objects of them."""
 _ADVICE = {
-    "rng_state": "no program has a generator of a GPU: draw on the host (torch.random.fork_rng(devices=[]))",
+    "rng_state": "no program has a generator of a GPU: draw on the host, from the caller's seed",
     "graph": "a CUDA graph repeats launches that forward should make: make them in each call, without a graph",
     "memory": "how much memory there is differs between GPUs and calls: choose by shapes",
     "jit": "TorchScript is run where no recording sees it, and sees other devices there: write plain Python",
