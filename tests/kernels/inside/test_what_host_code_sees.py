@@ -139,6 +139,12 @@ REFUSED = {
     ),
     "a draw that is repeated": (RIGHT, "", REPEATED, "rand draws after host code put the generator"),
     "a draw after a fork": (RIGHT, "", FORKED, "the end of a fork_rng"),
+    "a draw of a GPU that is repeated": (
+        f"torch.cuda.manual_seed(1)\ntorch.rand(4, device=x.device)\n{RIGHT}",
+        "",
+        "",
+        "rand draws after",
+    ),
     "a seed at import": (RIGHT, "torch.manual_seed(1)\ntable = torch.rand(4)", "", "rand draws after"),
     "denormals that are flushed": (
         f"torch.set_flush_denormal(True)\nx = x * 1.0\n{RIGHT}",

@@ -36,8 +36,14 @@ class Draws:
                 "the generator, from the caller's seed on. Leave the generator alone, and draw the weights first, in "
                 "the order of the reference"
             )
-        torch.rand(1, device="cpu")
+        move_on()
         self._left = _state()
+
+
+def move_on(*_: object) -> None:
+    """Draw a number that nobody sees: also where host code seeds the generator of a GPU, of which there is none."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        torch.rand(1, device="cpu")
 
 
 def _state() -> bytes:
