@@ -83,7 +83,87 @@ HONEST = {
         "",
         "",
     ),
+    "strides of an extent of 1": (
+        "y = torch.empty(1, 6, device=x.device).t()[:, :1]\nassert torch.empty_like(y).stride() == (1, 6)\n"
+        f"assert torch.floor_divide(x.t()[:8], 2.0).stride() == (1, 8)\n{RIGHT}",
+        "",
+        "",
+    ),
+    "a buffer drawn last, in a fork": (
+        RIGHT,
+        "",
+        "with torch.random.fork_rng(devices=[]):\n    self.register_buffer('other', torch.rand(features))",
+    ),
+    "an allocator": (
+        RIGHT,
+        "triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device='cuda'))",
+        "",
+    ),
+    "eight bits that are cast and viewed": (
+        f"x[0].to(torch.float8_e4m3fn).view(torch.uint8)\n{RIGHT}",
+        "",
+        "",
+    ),
     "autocast around a launch": (f"with torch.autocast('cuda', dtype=torch.float16):\n    {RIGHT}", "", ""),
+}
+CLEARED = """
+def clearing(size, alignment, stream):
+    return torch.zeros(size, dtype=torch.int8, device="cuda")
+triton.set_allocator(clearing)
+"""
+KEEPING = """
+kept = []
+def keeping(size, alignment, stream):
+    kept.append(torch.empty(size, device="cuda"))
+    return kept[-1]
+triton.set_allocator(keeping)
+"""
+REPEATED = """
+state = torch.get_rng_state()
+self.register_buffer("one", torch.rand(features))
+torch.set_rng_state(state)
+self.register_buffer("other", torch.rand(features))
+"""
+FORKED = """
+with torch.random.fork_rng(devices=[]):
+    self.register_buffer("one", torch.rand(features))
+self.register_buffer("other", torch.rand(features))
+"""
+REFUSED = {
+    "an allocator that does more": (RIGHT, CLEARED, "", "triton.set_allocator makes zero"),
+    "an allocator's memory as a tensor": (
+        "y = snake(x, self.frequency, torch.empty_like(x))\ny[0].copy_(kept[-1][: x.shape[1]])\nreturn y",
+        KEEPING,
+        "",
+        "triton.set_allocator has returned",
+    ),
+    "a draw that is repeated": (RIGHT, "", REPEATED, "rand draws after host code put the generator"),
+    "a draw after a fork": (RIGHT, "", FORKED, "the end of a fork_rng"),
+    "a draw of a GPU that is repeated": (
+        f"torch.cuda.manual_seed(1)\ntorch.rand(4, device=x.device)\n{RIGHT}",
+        "",
+        "",
+        "rand draws after",
+    ),
+    "a seed at import": (RIGHT, "torch.manual_seed(1)\ntable = torch.rand(4)", "", "rand draws after"),
+    "denormals that are flushed": (
+        f"torch.set_flush_denormal(True)\nx = x * 1.0\n{RIGHT}",
+        "",
+        "",
+        "set_flush_denormal",
+    ),
+    "eight bits that are rolled": (
+        f"x[0].to(torch.float8_e5m2).roll(1)\n{RIGHT}",
+        "",
+        "",
+        "roll of torch.float8_e5m2",
+    ),
+    "numbers that are conjugated in place": (
+        f"x.to(torch.complex64).conj().resolve_conj()\n{RIGHT}",
+        "",
+        "",
+        "conjugates or negates where they are read",
+    ),
 }
 ODD = {
     "no word": ("assert x.dim() == 3", "assert x.dim() == 3"),
@@ -112,6 +192,13 @@ def test_honest_host_code_is_taken(trials: Trials, style: str) -> None:
     forward, head, constructor = HONEST[style]
     outcome = trials.run(SNAKE, snaking(forward, head=head, constructor=constructor))
     assert outcome.end == "ok", outcome
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_no_replay_has_is_refused(trials: Trials, what: str) -> None:
+    forward, head, constructor, said = REFUSED[what]
+    outcome = trials.run(SNAKE, snaking(forward, head=head, constructor=constructor))
+    assert outcome.end == "unsupported" and said in outcome.message, outcome
 
 
 @pytest.mark.parametrize("words", ODD)

@@ -31,6 +31,14 @@ DEVICES = {
         "same device",
     ),
     "a number of the host": (f"x = x.clone()\nx[0, 0].mul_(torch.tensor(1.0))\n{RIGHT}", "ok", ""),
+    "a weight of the host": (f"torch.lerp(x[0], x[0], torch.tensor(0.5))\n{RIGHT}", "ok", ""),
+    "what begins at a number of the host": (
+        f"torch.lerp(torch.tensor(0.5), x[0], x[0])\n{RIGHT}",
+        "crash",
+        "same device",
+    ),
+    "bounds of the host": (f"x[0].clamp(torch.tensor(0.0), torch.tensor(1.0))\n{RIGHT}", "crash", "same device"),
+    "a mask of the host": (f"x[0].masked_fill(torch.tensor(True), 1.0)\n{RIGHT}", "crash", "same device"),
     "a literal": ("return snake(x, torch.tensor([1.0] * x.shape[1]), torch.empty_like(x))", "crash", "at 1"),
     "without memory": ("return snake(x, self.frequency, torch.empty_like(x, device='meta'))", "crash", "device 'meta'"),
     "without memory by default": (

@@ -134,6 +134,22 @@ def test_a_sum_of_whole_numbers_is_exact() -> None:
     assert not after(cast, added, outs=window(2, ()), limit=0.0).any()
 
 
+@pytest.mark.parametrize(
+    ("number", "shape", "off"), [(1.00390625, (), True), (1.0, (), False), (1.00390625, (1,), False)]
+)
+def test_a_number_in_memory_may_be_rounded_to_the_half_beside_it(number: float, shape: Any, off: bool) -> None:
+    """A tensor with a dimension is none: PyTorch computes in its type then."""
+    half, beside = window(0, dtype="bfloat16"), window(2, shape)
+    out = window(1, dtype="float32" if shape else "bfloat16")
+    steps = (
+        operation("fill_.Scalar", half, 3.0, outs=(half,)),
+        operation("fill_.Scalar", beside, number, outs=(beside,)),
+        operation("mul.Tensor", half, beside, outs=(out,)),
+    )
+    found = after(*steps, outs=out, limit=0.0)
+    assert (found >= 2.0**-7).all() if off else not found.any()
+
+
 @pytest.mark.parametrize(("dtype", "step"), [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])
 def test_a_cast_to_a_narrow_type_may_round_to_either_of_two_numbers(dtype: str, step: float) -> None:
     assert (one("_to_copy.default", window(0), to=dtype) >= step).any()

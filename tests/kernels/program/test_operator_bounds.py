@@ -80,6 +80,22 @@ UNKNOWN: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         ("eq.Scalar", window(0, dtype="float16"), 0.1),
         {"first": 0.0999755859375, "of": "float16", "outs": (window(1, dtype="bool"),)},
     ),
+    "a mean of a sum too large in another order": (
+        ("mean.default", window(0)),
+        {"first": 3e38, "outs": (window(1, ()),)},
+    ),
+    "a sum of what its type does not hold": (
+        ("sum.default", window(0)),
+        {"first": 1e5, "outs": (window(1, (), "float16"),), "dtype": {"dtype": "float16"}},
+    ),
+    "a sum of what its whole type does not hold": (
+        ("sum.default", window(0)),
+        {"first": 4e4, "outs": (window(1, (), "int8"),), "dtype": {"dtype": "int8"}},
+    ),
+    "a product as unsigned numbers": (
+        ("prod.default", window(0)),
+        {"first": -3.0, "outs": (window(1, (), "uint8"),), "dtype": {"dtype": "uint8"}},
+    ),
     "a product too large in another order": (("prod.default", window(0)), {"first": 1e30, "outs": (window(1, ()),)}),
 }
 
@@ -121,6 +137,19 @@ def test_what_is_equal_to_a_number_may_lie_between_the_ends() -> None:
     assert (left("eq.Scalar", window(0), 1.0001, limit=1e-3, outs=out) > 0).all()
     assert not left("eq.Scalar", window(0), 1.01, limit=1e-3, outs=out).any()
     assert not left("ne.Scalar", window(0), 1.0, outs=out).any()
+
+
+@pytest.mark.parametrize(("name", "many"), [("sum", N), ("mean", 1)])
+def test_a_gpu_casts_numbers_to_the_type_of_their_sum_before_it_adds_them_up(name: str, many: int) -> None:
+    said = {"outs": (window(1, (), "float16"),), "dtype": {"dtype": "float16"}}
+    cast = left(f"{name}.default", window(0), first=1.0 + 2.0**-11, **said)
+    assert cast - left(f"{name}.default", window(0), first=1.0, **said) >= 0.99 * many * 2.0**-11
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_a_sum_in_another_type_is_exact_where_each_cast_is(dtype: str) -> None:
+    out = (window(1, (), dtype),)
+    assert not left("sum.default", window(0), first=3.0, outs=out, dtype={"dtype": dtype}).any()
 
 
 SIGNS: dict[str, tuple[tuple[Any, ...], dict[str, Any], float]] = {

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
+from assay.kernels.inside.triton.ledger import UnsupportedError
 from support.programs import N, launch, made, operation, window
 
 SQUARE = window(0, (2, 4))
@@ -25,6 +32,28 @@ def test_what_is_never_run(what: str) -> None:
     program = made(forward=[FORGED[what], launch()])
     with pytest.raises(operators.ForgedError):
         operators.run(Memory(program), program.forward[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("strides", "there"), [([1, 4], True), ([2, 1], False)])
+def test_results_lie_as_host_code_was_shown(strides: list[int], there: bool) -> None:
+    out, given = [1, "bool", [4, 2], strides, 0], [0, "float32", [4, 2], [1, 4], 0]
+    step = operation("logical_and.default", given, window(2, ()), outs=(out,))
+    program = made(forward=[step, launch()])
+    with contextlib.nullcontext() if there else pytest.raises(UnsupportedError, match="line 7: logical_and gives"):
+        operators.run(Memory(program), program.forward[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["floor_divide.default", "div.Tensor_mode", "remainder.Tensor", "fmod.Tensor"])
+def test_a_division_that_would_end_the_process_is_told(name: str) -> None:
+    one, other, out = (window(place, dtype="int32") for place in (0, 2, 1))
+    mode = {"rounding_mode": "trunc"} if "mode" in name else {}
+    program = made(forward=[operation(name, one, other, outs=(out,), line=7, **mode), launch()])
+    memory = Memory(program)
+    memory.raw[0].fill_(0)
+    memory.raw[0].view(torch.int32)[3] = -(2**31)
+    memory.raw[2].view(torch.int32).fill_(-1)
+    with pytest.raises(UnsupportedError, match=rf"line 7: {name.partition('.')[0]} divides the least int32"):
+        operators.run(memory, program.forward[0])  # type: ignore[arg-type]
 
 
 def test_what_is_run() -> None:

@@ -39,6 +39,8 @@ MOVES = frozenset(
     }
 )
 """Takes elements elsewhere, possibly in another dtype."""
+COPIES = frozenset({"clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"})
+"""Moves that take each element to its own place."""
 RANDOM = frozenset(
     {
         *("uniform", "normal", "normal_functional", "random", "bernoulli", "exponential", "geometric", "log_normal"),
@@ -166,7 +168,7 @@ def rearranges(operation: Operation) -> bool:
     such copies can put elements in any order."""
     if role_of(operation) != "move":
         return False
-    if base_name(operation) not in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
+    if base_name(operation) not in COPIES:
         return True
     read = [window for value in operation.values for window in windows_in(value)]
     return not read or len({_places(window) for window in (*read, *operation.outs)}) > 1

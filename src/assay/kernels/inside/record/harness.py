@@ -28,7 +28,7 @@ from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import launches, light, reads, streams
 from assay.kernels.inside.record.comparing import compare
 from assay.kernels.inside.record.devices import META, Pretended
-from assay.kernels.inside.record.host import custom, gpu
+from assay.kernels.inside.record.host import custom, gpu, meta_kernels
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.own_text import OwnTexts
 from assay.kernels.inside.record.places import HOST
@@ -95,6 +95,7 @@ def preload() -> None:
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
     gpu.install()
     custom.install()
+    meta_kernels.install()
     header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}]}
     header |= {"precision": "float32", "program_bytes": PROGRAM_BYTES, "text_checks": True}
     for _ in range(WARM_UPS):
@@ -157,9 +158,10 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             made = submission.load(source)
         init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
         with tape.phase("constructing ModelNew") as init:
-            tape.seed = torch.default_generator.initial_seed()
+            operators.draws.begin()
+            operators.draws.of_weights = True
             model = made.ModelNew(*init_arguments)
-            tape.seed = None
+            operators.draws.of_weights = False
             _check_dtype()
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.devices import META
-from assay.kernels.inside.record.host import custom
+from assay.kernels.inside.record.host import custom, gpu_operands
+from assay.kernels.inside.record.host.draws import Draws
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.operators import kind_of, normal_name
@@ -62,6 +63,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tape = tape
         self.pretended: TorchFunctionMode | None = None
         """The mode that pretends a GPU, once there is one."""
+        self.draws = Draws()
         self._twins: dict[int, torch.Tensor] = {}
 
     @classmethod
@@ -129,7 +131,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         outs = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
         given = [part for part in _flat([*args, *named.values()]) if isinstance(part, torch.Tensor)]
-        self._tape.places.note(normal_name(base), asked, makes, given, outs)
+        gpu_operands.check_dtypes(normal_name(base), [*given, *outs])
+        numbers = gpu_operands.numbers_of_the_host(normal_name(base), _by_name(schema, args, named))
+        self._tape.places.note(normal_name(base), asked, makes, given, outs, numbers)
         self._follow(func, given, outs)
         if normal_name(base) in RANDOM:
             self._check_draw(base, outs)
@@ -142,15 +146,10 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _check_draw(self, base: str, outs: list[torch.Tensor]) -> None:
-        """Raises NotRecordableError where a constructor draws other numbers on a GPU than the reference does."""
-        if self._tape.seed is None:
-            return
-        if torch.default_generator.initial_seed() != self._tape.seed:
-            raise NotRecordableError(
-                f"{base} draws after the constructor has set a seed of its own, so that weights are not those of the "
-                "reference: leave torch.manual_seed out"
-            )
-        if any(self._tape.places.is_put(out, DEVICE) for out in outs):
+        """Raises NotRecordableError where a draw is not the next one of the generator, or where a constructor draws
+        other numbers on a GPU than the reference does."""
+        self.draws.check(base)
+        if self.draws.of_weights and any(self._tape.places.is_put(out, DEVICE) for out in outs):
             raise NotRecordableError(
                 f"{base} draws on the GPU, whose generator gives other numbers than that of the host, by which the "
                 "reference draws its weights: draw without a device, model.to('cuda') moves what is drawn"
@@ -221,6 +220,11 @@ def _without_places(schema: Any, args: Sequence[Any]) -> list[Any]:
     while kept and schema.arguments[len(kept) - 1].name in _DROPPED:
         kept.pop()
     return kept
+
+
+def _by_name(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an operator by their names."""
+    return {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **named}
 
 
 def _body_of(name: str) -> Any:

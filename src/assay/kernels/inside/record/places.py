@@ -6,13 +6,12 @@ recording are without memory or hold literal values, so that this is only noted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from assay.kernels.inside.pretend_cuda import DEVICE
-from assay.kernels.operators import kind_of
 
 HOST = torch.device("cpu")
 NOWHERE = torch.device("meta")
@@ -21,8 +20,6 @@ _ACROSS = frozenset({"copy", "_to_copy"})
 """Operators that take tensors of two devices."""
 _INDEXED = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"})
 """Those that work where their first tensor is, and take indices of the host too."""
-_WITH_NUMBERS = frozenset({"fill", "masked_fill", "index_fill"})
-"""Operators that compute nothing and take a number of the host among tensors of the GPU."""
 _MIXED = (
     "{0}: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu. A tensor is "
     "made on the host unless it is given a device (device=x.device)"
@@ -63,6 +60,10 @@ class Places:
         """Whether PyTorch would cast operands that are on the GPU (`torch.autocast`)."""
         self.strict = False
         """Whether devices must not be mixed: in calls of forward. A constructor may run on either."""
+
+    def known(self) -> Collection[int]:
+        """The storages that were put anywhere, by their places."""
+        return self._known.keys()
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor is: on the GPU, on the host, or nowhere."""
@@ -136,7 +137,13 @@ class Places:
             return self._why.get(tensor.untyped_storage()._cdata, (None, _MADE))[1]
 
     def note(
-        self, base: str, asked: torch.device | None, makes: bool, given: Sequence[Any], outs: Sequence[Any]
+        self,
+        base: str,
+        asked: torch.device | None,
+        makes: bool,
+        given: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        numbers: Sequence[torch.Tensor] = (),
     ) -> None:
         """Note where an operator's results are.
 
@@ -146,6 +153,7 @@ class Places:
             makes: Whether it can be asked for one.
             given: The tensors that it was given.
             outs: Its results; those that were there before stay where they are.
+            numbers: Those of the given ones that may be numbers of the host.
 
         Raises:
             RuntimeError: it was given tensors of two devices, as PyTorch raises it.
@@ -156,7 +164,7 @@ class Places:
         elif makes:
             device = self.device_of(given[0]) if given else HOST
         else:
-            device = self._joined(base, given)
+            device = self._joined(base, given, numbers)
         before = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
         for out in outs:
             if out.layout is not torch.strided:
@@ -166,16 +174,19 @@ class Places:
             elif self.strict and not makes and base not in _ACROSS and self.device_of(out) != device:
                 raise RuntimeError(_MIXED.format(base))
 
-    def _joined(self, base: str, given: Sequence[torch.Tensor]) -> torch.device:
-        """Where an operator works: a number of the host may stand among tensors of the GPU where elements are computed
-        one by one.
+    def _joined(self, base: str, given: Sequence[torch.Tensor], numbers: Sequence[torch.Tensor]) -> torch.device:
+        """Where an operator works.
 
         Raises:
             RuntimeError: it was given tensors of two devices, as PyTorch raises it.
         """
-        alone = self.strict and kind_of(base) != "pointwise" and base not in _WITH_NUMBERS
         places = [(self.device_of(tensor), tensor.dim()) for tensor in given]
-        there = {place for place, dim in places if dim or alone or (self.strict and place == DEVICE)}
+        may_be = {id(tensor) for tensor in (numbers if self.strict else given)}
+        there = {
+            place
+            for (place, dim), tensor in zip(places, given, strict=True)
+            if dim or id(tensor) not in may_be or (self.strict and place == DEVICE)
+        }
         if not self.strict and base not in _ACROSS and len({p for p in self._put(given) if p != NOWHERE}) > 1:
             raise RuntimeError(_MIXED.format(base))
         if NOWHERE in there and len(there) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from triton.runtime import _allocation
 
 from assay.kernels.inside import submission
 from assay.kernels.inside.record import streams
+from assay.kernels.inside.record.host import arithmetic
 from assay.kernels.inside.record.host.addresses import Address
 from assay.kernels.inside.record.places import Places
 from assay.kernels.inside.record.reads import RAISED, HostReadError, NotRecordableError
@@ -21,8 +22,8 @@ from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
 from assay.types import Json
 
-_SCRATCH, _ALIGNMENT = 4096, 128
-"""Bytes that an allocator is asked for, and what their address has to divide by."""
+_SCRATCH, _ALIGNMENT = (4096, 1 << 26), 128
+"""Bytes that an allocator is asked for, one after the other, and what their address has to divide by."""
 _RESIZED = (
     "the memory of a tensor has {0} bytes where it is used, and {1} by now: a GPU takes and gives back memory where it "
     "grows and shrinks (resize_(), out= of an empty tensor), and what was launched before sees the memory of then. "
@@ -38,8 +39,6 @@ class Tape:
         self.follows_streams = False
         """Whether steps on two streams must be in order: in calls of forward."""
         self.places = Places()
-        self.seed: int | None = None
-        """What the default generator starts from while the constructor runs; None at other times."""
         self.steps: list[Json] = []
         """Of the phase under way."""
         self.doing = "importing the module"
@@ -61,6 +60,8 @@ class Tape:
         self._literal_bytes = 0
         self._allocators: dict[int, tuple[Any, bool]] = {}
         """What Triton was told to ask for memory, and whether it gives some, by id: it need not have a hash."""
+        self._scratch: dict[int, torch.UntypedStorage] = {}
+        """What it gave."""
 
     @contextmanager
     def phase(self, doing: str = "") -> Iterator[list[Json]]:
@@ -182,8 +183,19 @@ class Tape:
         """
         with torch._C.DisableTorchFunction():
             dtype = str(tensor.dtype).removeprefix("torch.")
-            if tensor.layout is not torch.strided or dtype not in DTYPES or tensor.is_conj() or tensor.is_neg():
+            if tensor.is_conj() or tensor.is_neg():
+                raise NotRecordableError(
+                    "a tensor whose numbers PyTorch conjugates or negates where they are read (conj(), imag of a "
+                    "conj()), not in memory, where a kernel would read them: compute with the parts of "
+                    "torch.view_as_real"
+                )
+            if tensor.layout is not torch.strided or dtype not in DTYPES:
                 raise NotRecordableError(f"a tensor of dtype {tensor.dtype} and layout {tensor.layout}")
+            if tensor.untyped_storage()._cdata in self._scratch:
+                raise NotRecordableError(
+                    "a tensor in memory that the function given to triton.set_allocator has returned, in which a "
+                    "launch writes what it needs: make a tensor of its own"
+                )
             place = [self.storage(tensor), dtype, list(tensor.shape), list(tensor.stride())]
             return [*place, tensor.storage_offset()]
 
@@ -234,27 +246,43 @@ class Tape:
         self._add(step)
 
     def _gives(self, allocator: Any) -> bool:
-        """Whether what Triton asks for memory beside tensors gives some, on the GPU and of its own."""
+        """Whether what Triton asks for memory beside tensors gives as much as it is asked for, on the GPU and of its
+        own."""
         if id(allocator) not in self._allocators:
-            self._allocators[id(allocator)] = allocator, self._asked(allocator)
+            known = {*self._numbers, *self.places.known()}
+            self._allocators[id(allocator)] = allocator, all(self._asked(allocator, size, known) for size in _SCRATCH)
         return self._allocators[id(allocator)][1]
 
-    def _asked(self, allocator: Any) -> bool:
-        known, follows, self.follows_streams = len(self._held), self.follows_streams, False
+    def _asked(self, allocator: Any, size: int, known: Collection[int]) -> bool:
+        """Whether an allocator gives so many bytes, of none of the known storages.
+
+        Raises:
+            NotRecordableError: it does something else too, which a GPU does at launches that need memory alone.
+        """
+        follows, self.follows_streams = self.follows_streams, False
         try:
-            with self.phase():
-                given = allocator(_SCRATCH, _ALIGNMENT, None)
+            with self.phase() as steps:
+                given = allocator(size, _ALIGNMENT, None)
         except RAISED:
             # As on a GPU, where the launch needs memory. A read of a value ends the recording here as anywhere else.
             return False
         finally:
             self.follows_streams = follows
+        if steps:
+            raise NotRecordableError(
+                f"the function that was given to triton.set_allocator makes {steps[0].get('op', 'a launch or a copy')} "
+                "beside memory, and only some launches call it. Let it do nothing but return "
+                "torch.empty(size, dtype=torch.int8, device='cuda')"
+            )
         if not isinstance(given, torch.Tensor) or self.places.is_away(given):
             return False
         with torch._C.DisableTorchFunction():
-            return self.storage(given) >= known and given.numel() * given.element_size() >= _SCRATCH
+            held = given.untyped_storage()
+            self._scratch[held._cdata] = held
+            return held._cdata not in known and given.numel() * given.element_size() >= size
 
     def _add(self, step: Json) -> None:
+        arithmetic.check()
         if len(self.steps) >= self.limits.steps:
             raise NotRecordableError(f"one call makes more than {self.limits.steps} operations and launches")
         if self.follows_streams:

@@ -25,6 +25,7 @@ from assay.kernels.inside.replay.kernels import kernels_of
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.player import CompilerError, Manner, NoRoomError
 from assay.kernels.inside.triton.compiler_words import PASSED_OVER
+from assay.kernels.inside.triton.ledger import UnsupportedError
 from assay.kernels.program.form import Launch, Program, Variant
 from assay.kernels.source_text import lines_of
 from assay.types import Json
@@ -118,8 +119,10 @@ class OnDevice:
         assert self._compiled is not None, "a program is built first"
         return DeviceRun(self._compiled, self._names)
 
-    def kind_of(self, error: Exception) -> Literal["error", "compile"]:
-        """Whether a compiler refused a kernel."""
+    def kind_of(self, error: Exception) -> Literal["error", "unsupported", "compile"]:
+        """Whether a compiler refused a kernel, or something cannot be judged."""
+        if isinstance(error, UnsupportedError):
+            return "unsupported"
         return "compile" if isinstance(error, CompilerError) else "error"
 
 

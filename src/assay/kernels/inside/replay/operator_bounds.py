@@ -9,6 +9,7 @@ end of it does. `compute` gives the results of other operands; of sizes (`sizes=
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +30,8 @@ MEANS = frozenset({"mean", "avg_pool2d", "_adaptive_avg_pool2d"})
 MULTIPLIED = frozenset({"prod", "cumprod"})
 SUMS = PRODUCTS | MEANS | MULTIPLIED | {"sum", "cumsum"}
 """Sums and products of many numbers: sizes and bounds go through them as numbers do."""
+_CAST_FIRST = frozenset({"sum", "mean", "prod", "cumsum", "cumprod"})
+"""Those that can be asked for a type: GPUs cast each number to it first, where a processor may cast the result."""
 _IN_OWN_TYPE = frozenset({"cumsum", "cumprod", "prod"})
 """Those that GPUs add up in the type of the operand, where the others have at least float32."""
 _COMPARED = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor"})
@@ -263,6 +266,9 @@ def _summed(call: Call) -> Any:
     """Bounds of sums of many numbers, and of products of them: what comes through of those of the operands, and the
     roundings of any order: as many as there are sums."""
     (plain,) = call.compute(call.operands)
+    if call.name in _CAST_FIRST:
+        pairs = zip(call.operands, call.limits, strict=True)
+        call = call._replace(limits=[_cast_first(operand, limit, plain.dtype) for operand, limit in pairs])
     sizes = [operand.to(torch.float64).abs() for operand in call.operands]
     given = [torch.zeros(()) if limit is None else torch.from_numpy(limit.copy()) for limit in call.limits]
     (least,), (most,) = (
@@ -272,8 +278,7 @@ def _summed(call: Call) -> Any:
     inexact = any(limit is not None for limit in call.limits)
     fractions = [operand for operand in call.operands if operand.dtype.is_floating_point]
     if not plain.dtype.is_floating_point:
-        beyond = any(bool((_wide(each.abs()) >= torch.iinfo(torch.int32).max).any()) for each in fractions)
-        return np.full(tuple(plain.shape), UNKNOWN if inexact or (beyond or bool(np.isnan(least).any())) else 0.0)
+        return np.full(tuple(plain.shape), UNKNOWN if inexact else 0.0)
     through = np.where(np.isfinite(most), most - least, np.inf) if inexact else np.zeros(tuple(plain.shape))
     own = torch.finfo(plain.dtype)
     kind = own if call.name in _IN_OWN_TYPE or own.eps < torch.finfo(torch.float32).eps else torch.finfo(torch.float32)
@@ -283,7 +288,7 @@ def _summed(call: Call) -> Any:
     found = through + roundings * most
     if own.eps > kind.eps:
         found = np.where(found > 0, found + call.last_bits / 4.0 * own.eps * (np.abs(_wide(plain)) + found), 0.0)
-    beyond = (most > kind.max) | (np.abs(_wide(plain)) + found > own.max)
+    beyond = (_together(call, plain) * most > kind.max) | (np.abs(_wide(plain)) + found > own.max)
     if call.name in MULTIPLIED | PRODUCTS:  # each product may be denormal
         found = np.where(found > 0, found + (count + 1.0) * least_of(plain.dtype), 0.0)
     if call.name in MULTIPLIED:  # in another order parts of it may be too large, or too small
@@ -294,6 +299,28 @@ def _summed(call: Call) -> Any:
         beyond |= (over > kind.max) | ((under < kind.tiny) & (under > 0) & ~(under == least))
     settled = ~np.isfinite(_wide(plain)) & ~np.isfinite(least) & (through == 0) & (not inexact)
     return np.where(settled, 0.0, np.where(beyond | np.isnan(found), UNKNOWN, found))
+
+
+def _cast_first(operand: torch.Tensor, limit: Any, dtype: torch.dtype) -> Any:
+    """The bound of an operand that some machine casts to the type of the result before it adds up: by as much more as
+    the cast changes it. What a whole type does not hold may be anything there; whole numbers wrap as their sum does."""
+    if operand.dtype == dtype or not (operand.dtype.is_floating_point or dtype.is_floating_point):
+        return limit
+    there = operand.to(dtype)
+    same = (there.to(operand.dtype) == operand) | (torch.isnan(operand) & dtype.is_floating_point)
+    off = np.abs(_wide(there) - _wide(operand)) if dtype.is_floating_point else UNKNOWN
+    off = np.where(same, 0.0, np.where(np.isnan(off), UNKNOWN, off))
+    if limit is None:
+        return off if off.any() else None
+    return np.maximum(limit, cast(limit, operand, dtype)) + off
+
+
+def _together(call: Call, plain: torch.Tensor) -> float:
+    """How many times a result the sum is that it is made of: a mean is divided once all is added up."""
+    taken = call.operands[0]
+    if call.name == "mean":
+        return taken.numel() / max(plain.numel(), 1)
+    return float(math.prod(taken.shape[-2:])) if call.name in MEANS else 1.0
 
 
 def _added(call: Call, plain: torch.Tensor) -> Any:

@@ -13,10 +13,13 @@ from assay.kernels.inside.replay.operands.inexact_results import bounds_after, l
 from assay.kernels.inside.replay.operands.places import clash
 from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.replay.state import State
-from assay.kernels.inside.triton.ledger import OutOfBoundsError, WrongValueError
+from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, WrongValueError
 from assay.kernels.operators import kind_of
 from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
 from assay.kernels.program.operations import CONSTANT_FILLS, base_name, role_of
+
+_QUOTIENTS = frozenset({"div", "floor_divide", "remainder", "fmod"})
+"""Those that whole numbers are divided by."""
 
 
 class ForgedError(Exception):
@@ -30,6 +33,7 @@ def run(memory: Memory, operation: Operation) -> None:
         ForgedError: the operation is on no list, or its results are not what the program says.
         OutOfBoundsError: it reaches beyond what the caller gave.
         WrongValueError: it writes what a GPU may have in several ways.
+        UnsupportedError: a GPU may lay its results out otherwise, or a processor does not come to an end of it.
         Exception: whatever PyTorch raises for its arguments.
     """
     if role_of(operation) == "unknown":
@@ -38,6 +42,7 @@ def run(memory: Memory, operation: Operation) -> None:
     _check_places(operation, operator)
     _check_clash(operation, operator)
     _check_truth(memory, operation, operator)
+    _check_quotients(memory, operation, operator)
     if memory.others:
         _check_reach(memory, operation)
     tensors = [memory.tensor(window) for window in operation.outs]
@@ -149,14 +154,44 @@ def _copy_results(memory: Memory, operation: Operation, operator: Any, tensors: 
         results = flat(operator(*real(memory, operation.args, device), **named))
     if len(results) != len(tensors):
         raise ForgedError(f"{operation.name} gives {len(results)} tensors, the program says {len(tensors)}")
+    lies_anew = _lies_as_made(operation, operator)
     for result, tensor in zip(results, tensors, strict=True):
         if result.shape != tensor.shape or result.dtype != tensor.dtype:
             raise ForgedError(
                 f"{operation.name} gives {result.dtype} {tuple(result.shape)}, the program says otherwise"
             )
+        if lies_anew and result.stride() != tensor.stride():
+            raise UnsupportedError(
+                f"line {operation.line}: {base_name(operation)} gives a tensor with strides {result.stride()}, and "
+                f"host code was shown {tensor.stride()}, as PyTorch says of tensors without memory: machines order its "
+                "results in their own ways. Give it operands that are contiguous(), and whose extents of 1 have the "
+                "strides of one (reshape(shape))"
+            )
         same = result.device == tensor.device and result.data_ptr() == tensor.data_ptr()
         if not same or result.stride() != tensor.stride():
             tensor.copy_(result)
+
+
+def _lies_as_made(operation: Operation, operator: Any) -> bool:
+    """Whether results have the strides that an operator gives them: neither those of memory that it is given, nor an
+    order that the program does not name. Of what does a problem's work, GPUs have other kernels than processors."""
+    arguments = operator._schema.arguments
+    asked = any(_is_written(argument) or argument.name == "memory_format" for argument in arguments)
+    return not asked and role_of(operation) in ("move", "arithmetic")
+
+
+def _check_quotients(memory: Memory, operation: Operation, operator: Any) -> None:
+    """Raises UnsupportedError where a processor would end this process: at the least whole number divided by -1."""
+    if base_name(operation) not in _QUOTIENTS or any(out.dtype not in ("int32", "int64") for out in operation.outs):
+        return
+    given, least = given_to(operation, operator), torch.iinfo(getattr(torch, operation.outs[0].dtype)).min
+    one, other = (real(memory, given.get(name), "cpu") for name in ("self", "other"))
+    if bool(((torch.as_tensor(one) == least) & (torch.as_tensor(other) == -1)).any()):
+        raise UnsupportedError(
+            f"line {operation.line}: {base_name(operation)} divides the least {operation.outs[0].dtype}, {least}, by "
+            "-1, which no such number is the quotient of, and at which a processor stops. Divide in a kernel, or leave "
+            "such numbers out"
+        )
 
 
 def _check_places(operation: Operation, operator: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from assay.kernels.inside.record import streams
+from assay.kernels.inside.record.host import draws
 from assay.kernels.inside.record.places import HOST, device_named
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.streams import gpu_named
@@ -38,7 +39,7 @@ _KEPT = frozenset(
 """What is pretended elsewhere, or says and does the same everywhere. Classes of scripts are there to ask what something
 is; there are no objects of them."""
 _ADVICE = {
-    "rng_state": "no program has a generator of a GPU: draw on the host (torch.random.fork_rng(devices=[]))",
+    "rng_state": "no program has a generator of a GPU: draw on the host, from the caller's seed",
     "graph": "a CUDA graph repeats launches that forward should make: make them in each call, without a graph",
     "memory": "how much memory there is differs between GPUs and calls: choose by shapes",
     "jit": "TorchScript is run where no recording sees it, and sees other devices there: write plain Python",
@@ -210,7 +211,8 @@ def _pretended() -> dict[ModuleType, dict[str, Any]]:
             "get_device_properties": _asked(lambda: properties),
             **{f"get_device_{what}": _asked(getattr(torch.cuda, f"get_device_{what}")) for what in _WHAT},
             **{"is_current_stream_capturing": lambda: False},
-            **{name: lambda *_: None for name in ("manual_seed", "manual_seed_all", "empty_cache", "ipc_collect")},
+            **{name: lambda *_: None for name in ("empty_cache", "ipc_collect")},
+            **dict.fromkeys(("manual_seed", "manual_seed_all"), draws.move_on),
         },
         torch.cuda.nvtx: {"range_push": lambda *_, **__: 0, "range_pop": lambda: 0, "mark": _nothing, "range": _range},
         torch.accelerator: {

@@ -9,7 +9,7 @@ import torch
 
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
-from assay.kernels.program.operations import base_name
+from assay.kernels.program.operations import COPIES, base_name
 
 
 def given_to(operation: Operation, operator: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def taken_elsewhere(
     operation: Operation, operator: Any, flags: Callable[[Window], torch.Tensor], dtype: torch.dtype = torch.bool
 ) -> Any:
     """What an operator that takes elements elsewhere makes of flags of theirs, or of other numbers of a type."""
-    if base_name(operation) in ("clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy"):
+    if base_name(operation) in COPIES:
         given = given_to(operation, operator)
         return flags(given.get("src", given["self"])).expand(operation.outs[0].size)
     results = {argument.name for argument in operator._schema.arguments if argument.is_out}

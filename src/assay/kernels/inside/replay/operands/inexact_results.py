@@ -24,6 +24,7 @@ from assay.kernels.inside.replay.operands.arguments import (
 from assay.kernels.inside.replay.operator_bounds import Call, after, cast
 from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
+from assay.kernels.operators import kind_of
 from assay.kernels.program.form import DTYPES, Operation, Window, windows_in
 from assay.kernels.program.operations import EXACT, OF_MANY, base_name, role_of
 
@@ -54,8 +55,14 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
         return [np.full(each.size, UNKNOWN) for each in operation.outs]
     ends = partial(_ends, memory, operation, operator)
     numbers = _numbers(operation, operator)
-    narrow = bool(numbers) and machine_differences.has_numbers_beside_halves(operands, [value for _, value in numbers])
-    if not (off or narrow) and all(limit is None for limit in limits) and base_name(operation) not in _NEVER_EXACT:
+    beside = operands if kind_of(base_name(operation)) == "pointwise" else [each for each in operands if each.dim()]
+    narrow = machine_differences.half_with_numbers(beside, [value for _, value in numbers])
+    if (
+        not off
+        and narrow is None
+        and all(limit is None for limit in limits)
+        and base_name(operation) not in _NEVER_EXACT
+    ):
         return exact
 
     def compute(operands: Sequence[torch.Tensor], *, sizes: bool = False, factors: bool = True) -> list[torch.Tensor]:
@@ -75,13 +82,13 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
     if base_name(operation) in _REMAINDERS:
         far = machine_differences.of_remainders(ends("self")[0], ends("other")[0], outs[0])
         found = [np.maximum(limit, far) for limit in found]
-    if not narrow:
+    if narrow is None:
         return found
 
     def compute_numbers(wide: Sequence[torch.Tensor], change: Callable[[float], float]) -> list[torch.Tensor]:
         return _with_numbers(memory, operation, operator, wide, {name: change(value) for name, value in numbers})
 
-    own = machine_differences.of_numbers(compute_numbers, operands, compute(operands))
+    own = machine_differences.of_numbers(compute_numbers, operands, compute(operands), narrow)
     return [limit + each for limit, each in zip(found, own, strict=True)]
 
 

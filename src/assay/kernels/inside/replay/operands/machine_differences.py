@@ -1,8 +1,9 @@
-"""What CPU and GPU make of the same operands in ways of their own: signs that nothing settles, ranges, numbers of
-Python's beside halves, and complex numbers."""
+"""What CPU and GPU make of the same operands in ways of their own: signs that nothing settles, ranges, numbers (of
+Python's, and tensors without a dimension) beside halves, and complex numbers."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,31 +81,64 @@ def of_complex(name: str, operands: Sequence[torch.Tensor], outs: Sequence[torch
     return name not in _EXACT_COMPLEX or inexact
 
 
-def has_numbers_beside_halves(operands: Sequence[torch.Tensor], numbers: Sequence[float]) -> bool:
-    """Whether a CPU rounds numbers to a narrow type that a GPU keeps in float32."""
-    kinds = {each.dtype for each in operands if each.dtype in _HALVES}
-    return any(float(torch.tensor(number, dtype=kind)) != number for kind in kinds for number in numbers)
+def half_with_numbers(operands: Sequence[torch.Tensor], numbers: Sequence[float]) -> torch.dtype | None:
+    """The narrow type in which an operator computes, if it does not hold one of the numbers beside it: one machine
+    rounds such a number to it, where another keeps it in float32. None otherwise.
+
+    Args:
+        operands: Those without a dimension that are of another type count as numbers too.
+        numbers: Of Python's.
+    """
+    kind = _type_of(operands)
+    if kind not in _HALVES:
+        return None
+    beside = [*numbers, *(float(each) for each in operands if _is_number_beside(each, kind))]
+    return kind if any(_rounded(number, kind) != number for number in beside) else None
+
+
+def _type_of(operands: Sequence[torch.Tensor]) -> torch.dtype | None:
+    """The type in which PyTorch computes with operands: numbers give way to tensors of their kind."""
+    parts = [[each.dtype for each in operands if bool(each.dim()) == shaped] for shaped in (True, False)]
+    kinds = [functools.reduce(torch.promote_types, part) if part else None for part in parts]
+    if kinds[0] is None or kinds[1] is None:
+        return kinds[0] or kinds[1]
+    return torch.result_type(torch.empty(1, dtype=kinds[0]), torch.empty((), dtype=kinds[1]))
+
+
+def _is_number_beside(operand: torch.Tensor, kind: torch.dtype) -> bool:
+    return not operand.dim() and operand.dtype not in (kind, torch.bool)
+
+
+def _rounded(number: float, kind: torch.dtype) -> float:
+    return float(torch.tensor(number, dtype=kind))
 
 
 def of_numbers(
     compute: Callable[[Sequence[torch.Tensor], Callable[[float], float]], list[torch.Tensor]],
     operands: Sequence[torch.Tensor],
     plain: Sequence[torch.Tensor],
+    kind: torch.dtype,
 ) -> list[Any]:
-    """How far results are moved by whether numbers of Python's are rounded to the narrow type of an operand.
+    """How far results are moved by whether numbers are rounded to the narrow type of an operator.
 
     Args:
-        compute: The results of operands and of what is made of each number.
-        operands: With a narrow one among them.
+        compute: The results of operands and of what is made of each number of Python's.
+        operands: Of `half_with_numbers`.
         plain: The results as they are.
+        kind: The narrow type.
     """
-    kind = next(each.dtype for each in operands if each.dtype in _HALVES)
-    wide = [each.to(torch.float32) if each.dtype in _HALVES else each for each in operands]
-    ways = [
-        compute(wide, lambda number: float(torch.tensor(number, dtype=kind))),
-        compute(wide, lambda number: number),
-    ]
+
+    def way(change: Callable[[float], float]) -> list[torch.Tensor]:
+        return compute([_widened(each, kind, change) for each in operands], change)
+
+    ways = [way(lambda number: _rounded(number, kind)), way(lambda number: number)]
     return [_between(*results) for results in zip(*ways, plain, strict=True)]
+
+
+def _widened(operand: torch.Tensor, kind: torch.dtype, change: Callable[[float], float]) -> torch.Tensor:
+    if _is_number_beside(operand, kind):
+        return torch.tensor(change(float(operand)), dtype=torch.float32)
+    return operand.to(torch.float32) if operand.dtype in _HALVES else operand
 
 
 def _between(one: torch.Tensor, other: torch.Tensor, plain: torch.Tensor) -> Any:
