@@ -14,6 +14,8 @@ import torch
 from torch import _meta_registrations as registrations
 from torch._decomp import global_decomposition_table
 
+from assay.kernels.operators import is_heavy, normal_name
+
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _KEYS = ("Meta", "CompositeExplicitAutograd")
 _TABLES = ("pre_autograd", "post_autograd", "meta")
@@ -39,8 +41,10 @@ def _key(operator: Any) -> str:
 
 
 def _is_native(operator: Any) -> bool:
-    """Whether there is a kernel in C++, and one for writing into given memory (`out=`), by which it may be made."""
+    """Whether there is a kernel in C++, and one for writing into given memory (`out=`), by which it may be made. What
+    does a problem's work, as a convolution, may be there in C++ for all devices and ask for a library of the device."""
     name = operator.name().partition(".")[0]
+    keys = _KEYS[:1] if is_heavy(normal_name(name)) else _KEYS
     out = getattr(operator.overloadpacket, "out", None)
     needed = [operator.name(), *([f"{name}.out"] if out is not None else [])]
-    return all(any(_has_kernel(each, key) for key in _KEYS) for each in needed)
+    return all(any(_has_kernel(each, key) for key in keys) for each in needed)
