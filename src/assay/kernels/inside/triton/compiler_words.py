@@ -19,6 +19,7 @@ FILE = "<kernels>"
 """What the compiler takes the generated text's file for."""
 _PLACE = re.compile(re.escape(FILE) + r"\"?:(\d+)(?::\d+)?")
 _VARIABLE = re.compile(rf"\b{VARIABLE}(?=\w)")
+_ERROR = re.compile(r"\berror: |\bAssertion .* failed|^LLVM ERROR")
 _DEEPEST = 64
 
 
@@ -28,6 +29,12 @@ class Words:
 
     line: int
     text: str
+
+
+def _errors(diagnostics: str) -> str:
+    """What the native compiler found wrong, without the text of its own stages that it shows with that."""
+    lines = [line for line in diagnostics.splitlines() if _ERROR.search(line)]
+    return "\n".join(lines or [diagnostics]).strip()
 
 
 class Translation:
@@ -55,7 +62,10 @@ class Translation:
             else:
                 reason = reason if reason and not str(found) else f"{type(found).__name__}: {found}"
             found = found.__cause__
-        told = "\n".join(part for part in (reason.strip(), diagnostics.strip()) if part)
+        diagnostics = _errors(diagnostics)
+        if not line and (place := _PLACE.search(diagnostics)) is not None:
+            line = self.origin(int(place[1]))
+        told = "\n".join(part for part in (reason.strip(), diagnostics) if part)
         # Without a message of its own an error of Triton's shows generated text, which nobody wrote.
         return Words(line, self.translated(told or (kind if line else f"{kind}: {error}")))
 
