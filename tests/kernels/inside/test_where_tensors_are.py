@@ -31,7 +31,7 @@ DEVICES = {
         "same device",
     ),
     "a number of the host": (f"x = x.clone()\nx[0, 0].mul_(torch.tensor(1.0))\n{RIGHT}", "ok", ""),
-    "a weight of the host": (f"torch.lerp(x[0], x[0], torch.tensor(0.5))\n{RIGHT}", "ok", ""),
+    "a weight of the host": (f"torch.lerp(x[0, :9], x[0, :9], torch.tensor(0.5))\n{RIGHT}", "ok", ""),
     "what begins at a number of the host": (
         f"torch.lerp(torch.tensor(0.5), x[0], x[0])\n{RIGHT}",
         "crash",

@@ -72,7 +72,7 @@ def when_large(does: str) -> str:
         ("return out", "cheat", "kernels", "forward launches no kernel"),
         ("kernel = other_kernel", "cheat", "kernels", "does not launch the kernel relu_kernel"),
         ("x = torch.relu(x)", "cheat", "arithmetic", "arithmetic operations beside the kernels"),
-        ("n = int(x.sum())", "cheat", "host_read", "without any values"),
+        ("n = int(x.sum())", "cheat", "host_read", "host code is graded without any"),
         ("raise ValueError('too large')", "crash", "", "too large"),
     ],
 )

@@ -238,7 +238,8 @@ def usage(kernel: Any) -> Usage:
 
 def fault(kernel: Any) -> str:
     """Why a compiled kernel would do nothing of what it is written to do; empty where nothing shows that."""
-    return machine_code.fault(driver.active.codes.get(kernel.kernel, ""))
+    code = driver.active.codes.get(kernel.kernel)  # none of one that was only read
+    return "" if code is None else machine_code.fault(code)
 
 
 def widths(kernel: Any, file: str, sites: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
