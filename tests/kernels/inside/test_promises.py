@@ -62,13 +62,14 @@ KEPT = {
 GONE = {
     "places that go round": "found = tl.load(a_ptr + tl.max_contiguous(i % 50, 64), mask=i < 64)",
     "a step between": "found = tl.load(a_ptr + tl.max_contiguous(i * 2 % 64, 4))",
-    "other constants": "found = tl.load(a_ptr + i, mask=tl.max_constancy(i % 3 == 0, 4), other=0.0)",
     "through arithmetic": "found = tl.load(a_ptr + (tl.max_contiguous(i % 50, 64) * 1 + 3) % 64)",
     "through a choice": "found = tl.load(a_ptr + tl.where(i < 64, tl.max_contiguous(i % 50, 64), i))",
     "through a cast": "found = tl.load(a_ptr + tl.max_contiguous(i % 50, 64).to(tl.int64))",
     "through a quotient": "found = tl.load(a_ptr + tl.multiple_of(i // 2 * 2, 64) // 2)",
     "remainders of negatives": "found = tl.load(a_ptr + 16 + (i - 16) % 16)",
     "quotients of negatives as a mask": "found = tl.load(a_ptr + i, mask=(i - 16) // 16 == 0, other=7.0)",
+    "quotients of negatives": "found = (a * 0 + 1) * ((i - 16) // 16 + 3)",
+    "comparisons under a false promise": "found = tl.load(a_ptr + i, mask=tl.multiple_of(i * 3, 16) < 48, other=7.0)",
     "quotients of what wraps as a mask": (
         "w = (i + 112).to(tl.int8).to(tl.int32)\nfound = tl.load(a_ptr + i, mask=w // 16 == -7, other=7.0)"
     ),
@@ -77,9 +78,15 @@ GONE = {
         "found = tl.reshape(tl.load(a_ptr + at), (64,))"
     ),
 }
-"""Loads that give other values than are there, since a promise about their places is false."""
+"""Lines that give other values than are there, since what the compiler takes for granted of lanes is false."""
 REFUSED = {
     "a whole number": ("n = tl.multiple_of(tl.max(b, 0), 64)\nfound = tl.load(a_ptr + i % n)", "line", "of 62"),
+    "constants that are none": (
+        "found = tl.load(a_ptr + i, mask=tl.max_constancy(i % 3 == 0, 4), other=0.0)",
+        "line",
+        "computes once",
+    ),
+    "fractions that are no constants": ("found = tl.max_constancy(a, 4)", "computes once"),
     "a store": ("at = tl.max_contiguous(i % 50, 64)\ntl.store(out + at, a)\nfound = a", "a store through"),
     "an atomic operation": (
         "at = tl.max_contiguous(i % 50, 64)\ntl.atomic_add(out + at, a)\nfound = a",

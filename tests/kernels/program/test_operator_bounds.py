@@ -48,6 +48,14 @@ def left(
 
 
 UNKNOWN: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a hyperbolic cosine beyond a processor's range": (("cosh.default", window(0)), {"first": 1000.0}),
+    "a quotient by a number without an inverse": (("div.Tensor", window(0), 1e-39), {"first": 0.0}),
+    "a quotient by a number with a coarse inverse": (("div.Tensor", window(0), 3e38), {}),
+    "a product of three in one": (("addcmul.default", window(0), window(0), window(2)), {"value": 1e20}),
+    "a root of less than nothing": (("pow.Tensor_Scalar", window(0), 0.5), {"first": -float("inf")}),
+    "a root of a zero": (("pow.Tensor_Scalar", window(0), 0.5), {"first": -0.0}),
+    "an inverse of a square that is too large": (("pow.Tensor_Scalar", window(0), -2), {"first": 1e20}),
+    "a rounding to decimals": (("round.decimals", window(0)), {"decimals": 3}),
     "a remainder over a period": (("remainder.Scalar", window(0), 0.5), {"limit": 0.25}),
     "a remainder by what is inexact": (("remainder.Tensor", window(2), window(0)), {"limit": 1e-6}),
     "a tangent of a large bound": (("tan.default", window(0)), {"limit": 0.2}),
@@ -234,6 +242,28 @@ def test_a_range_of_fractions_is_off_by_roundings_of_steps_and_sums(start: float
     many = len(torch.arange(start, end, step))
     found = left("arange.start_step", start, end, step, outs=(window(1, (many,)),))
     assert (found >= 2**-23 * max(abs(start), end)).all()
+
+
+SETTLED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a square": (("pow.Tensor_Scalar", window(0), 2), {"first": 1e30}),
+    "a root": (("pow.Tensor_Scalar", window(0), 0.5), {"first": 3.0}),
+    "a logarithm of 0": (("log.default", window(0)), {"first": 0.0}),
+    "what was endless": (("exp.default", window(0)), {"first": float("inf")}),
+    "a quotient by a number": (("div.Tensor", window(0), 3.0), {}),
+    "products that are added": (("addcmul.default", window(0), window(0), window(2)), {}),
+    "a whole rounding": (("round.default", window(0)), {}),
+}
+
+
+@pytest.mark.parametrize("name", SETTLED)
+def test_what_every_machine_makes_in_the_same_way_is_known(name: str) -> None:
+    args, options = SETTLED[name]
+    assert np.isfinite(left(*args, **options)).all()
+
+
+def test_the_real_part_of_a_complex_number_is_cast_as_a_fraction() -> None:
+    given = torch.tensor([3e9 + 0j, 2.5 + 1j, complex(float("nan"), 0.0)], dtype=torch.complex64)
+    assert cast(None, given, torch.int32).tolist() == [np.inf, 0.0, np.inf]
 
 
 def test_what_becomes_complex_is_anything_where_it_is_inexact() -> None:

@@ -122,8 +122,9 @@ def cast(limits: Any, values: torch.Tensor, dtype: torch.dtype) -> Any:
     given = np.zeros(tuple(values.shape)) if limits is None else limits
     if values.dtype == dtype:
         return limits
-    if dtype.is_complex or values.is_complex():
+    if dtype.is_complex or (values.is_complex() and dtype.is_floating_point):
         return np.where(given > 0, UNKNOWN, 0.0)
+    values = values.real if values.is_complex() else values
     wide = values.to(torch.float64).numpy()
     if dtype == torch.bool:
         return np.where((given > 0) & (np.abs(wide) <= given), UNKNOWN, 0.0)

@@ -39,6 +39,7 @@ def install(builder: Any) -> None:
     _guard_atomics(builder)
     _mark_descriptors(builder)
     _check_descriptors(builder)
+    _check_offsets(builder)
     _check_casts(builder)
     builder.create_barrier = _barrier
     builder.create_int_to_ptr = _int_to_ptr
@@ -219,6 +220,46 @@ def _check_descriptors(builder: Any) -> None:
         return make(self, base, shape, strides, *rest, **named)
 
     builder.create_make_tensor_descriptor = create_make_tensor_descriptor
+
+
+def _check_offsets(builder: Any) -> None:
+    """A GPU reads offsets of block pointers and descriptors as 32 bits with a sign, and adds up those of a pointer that
+    advances in 64."""
+
+    def create_advance(_self: Any, ptr: Any, offsets: Any) -> Any:
+        if len(ptr.offsets) != len(offsets):
+            refuse(MeaningError("tl.advance takes one offset for each dimension"))
+        moved = [
+            engine.TensorHandle(one.data.astype(np.int64) + other.data.astype(np.int64), tl.int64)
+            for one, other in zip(ptr.offsets, offsets, strict=True)
+        ]
+        return engine.BlockPointerHandle(ptr.base, ptr.shape, ptr.strides, moved, ptr.block_shape, ptr.order)
+
+    builder.create_advance = create_advance
+    of_block, of_descriptor = (
+        kind.materialize_pointers for kind in (engine.BlockPointerHandle, engine.TensorDescHandle)
+    )
+
+    def materialize(self: Any, boundary_check: Any) -> Any:
+        _refuse_far(self.offsets)
+        return of_block(self, boundary_check)
+
+    def materialize_described(self: Any, offsets: Any) -> Any:
+        _refuse_far(offsets)
+        return of_descriptor(self, offsets)
+
+    engine.BlockPointerHandle.materialize_pointers = materialize
+    engine.TensorDescHandle.materialize_pointers = materialize_described
+
+
+def _refuse_far(offsets: Any) -> None:
+    """Refuse offsets that 32 bits with a sign do not hold."""
+    if any((each.data.astype(np.int64) != each.data.astype(np.int32)).any() for each in offsets):
+        refuse(
+            WrongValueError(
+                "a block pointer or descriptor at an offset beyond 2^31, which a GPU reads as a negative one"
+            )
+        )
 
 
 _BYTES_OF_STRIDES = 1 << 40

@@ -21,6 +21,7 @@ from assay.kernels.inside.replay.operands.arguments import (
     taken_elsewhere,
     with_tensors,
 )
+from assay.kernels.inside.replay.operands.doubtful_forms import doubtful
 from assay.kernels.inside.replay.operator_bounds import Call, after, cast
 from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
@@ -45,13 +46,13 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
     off, inputs = _bits_off(operation), operands_of(operation, operator)
     operands, limits = [memory.tensor(each) for each in inputs], [inexact.bounds_of(memory, each) for each in inputs]
     if role_of(operation) == "move":
-        whole = any("float" not in out.dtype and out.dtype != "bool" for out in operation.outs)
-        if all(limit is None for limit in limits) and not (whole and any("float" in each.dtype for each in inputs)):
+        whole = any(not _is_fraction(out) and out.dtype != "bool" for out in operation.outs)
+        if all(limit is None for limit in limits) and not (whole and any(map(_is_fraction, inputs))):
             return exact
         return _bounds_moved(memory, operation, operator)
     outs = [memory.tensor(each) for each in operation.outs]
-    doubtful = any(limit is not None for limit in limits) or _has_factor(operation)
-    if machine_differences.of_complex(base_name(operation), operands, outs, inexact=doubtful):
+    inexact_sum = any(limit is not None for limit in limits) or _has_factor(operation)
+    if machine_differences.of_complex(base_name(operation), operands, outs, inexact=inexact_sum):
         return [np.full(each.size, UNKNOWN) for each in operation.outs]
     ends = partial(_ends, memory, operation, operator)
     numbers = _numbers(operation, operator)
@@ -79,6 +80,9 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
             return flat(operator(*placed, **named, **own))
 
     found = after(Call(base_name(operation), operands, limits, compute, ends, off, operation.line))
+    if off and base_name(operation) not in OF_MANY:
+        doubts = doubtful(base_name(operation), given_to(operation, operator), ends, operands, compute(operands))
+        found = [np.where(doubt, UNKNOWN, limit) for doubt, limit in zip(doubts, found, strict=True)]
     if base_name(operation) in _REMAINDERS:
         far = machine_differences.of_remainders(ends("self")[0], ends("other")[0], outs[0])
         found = [np.maximum(limit, far) for limit in found]
@@ -143,6 +147,10 @@ def _bounds_moved(memory: Memory, operation: Operation, operator: Any) -> Sequen
     ]
 
 
+def _is_fraction(window: Window) -> bool:
+    return "float" in window.dtype or "complex" in window.dtype
+
+
 def _as_size(value: Any) -> Any:
     """A factor without its sign, and a type that holds all sizes."""
     if isinstance(value, torch.dtype):
@@ -164,7 +172,9 @@ def _ends(memory: Memory, operation: Operation, operator: Any, name: str) -> tup
 def _bits_off(operation: Operation) -> float:
     """By how many last bits machines differ in what an operator computes."""
     name = base_name(operation)
-    if role_of(operation) == "move" or (name in EXACT and not _has_factor(operation)):
+    if role_of(operation) == "move" or (
+        name in EXACT and not _has_factor(operation) and "decimals" not in operation.name
+    ):
         return 0.0
     return _OF_MANY if name in OF_MANY else _OF_ONE
 

@@ -99,9 +99,9 @@ def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
     if shared is not None:
         shared = Lean(np.where(active, shared.origins, 0), shared.parts, np.where(active, shared.copies, 0))
     limits = np.where(active, limits, or_zero(None if other is None else bound(other)))
-    doubt = [bound(part) for part in (ptrs, mask) if isinstance(part, engine.TensorHandle) and bound(part) is not None]
-    if doubt:
-        limits = np.where(np.maximum.reduce(np.broadcast_arrays(*doubt)) > 0, UNKNOWN, limits)
+    elsewhere = np.asarray(or_zero(bound(ptrs))) > 0
+    masked = np.asarray(or_zero(bound(mask) if isinstance(mask, engine.TensorHandle) else None)) > 0
+    limits = np.where(masked | (elsewhere & active), UNKNOWN, limits)
     lanes, noted.unspecified = noted.unspecified, None
     return give(found, limits if lanes is None else np.where(lanes, UNKNOWN, limits), shared)
 

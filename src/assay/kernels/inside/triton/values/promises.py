@@ -67,6 +67,8 @@ def _promise(name: str, late: bool) -> Callable[[Any, Any], Any]:
             said = f"tl.{name}(..., {', '.join(map(str, numbers))}){_line()} is false"
             if late:
                 refuse(WrongValueError(f"{said}, and the variable was used before it: {_MEANS}"))
+            if name == "max_constancy":
+                refuse(WrongValueError(f"{said}: the compiler believes it, and computes once for several elements"))
             if handle.data.size == 1:
                 refuse(WrongValueError(f"{said} of {_positions(handle)[0].ravel()[0]}: {_MEANS}"))
             current().note(f"{said} of some lanes, and what is loaded through them is anything")
@@ -91,9 +93,11 @@ def _numbers(name: str, values: Any, rank: int) -> tuple[int, ...]:
 
 
 def _positions(handle: Any) -> tuple[Any, int]:
-    """Whole numbers, and by how much neighbours differ; of pointers, bytes from the beginning of their storage."""
+    """Whole numbers, and by how much neighbours differ; of pointers, bytes from the beginning of their storage. Of
+    fractions their bits."""
     if not isinstance(handle.dtype.scalar, tl.pointer_type):
-        return handle.data.astype(np.int64), 1
+        data = np.ascontiguousarray(handle.data)
+        return (data.view(f"i{data.dtype.itemsize}") if data.dtype.kind == "f" else data).astype(np.int64), 1
     starts, at = guards.ranges.starts, handle.data
     if starts.size:
         at = at - starts[np.maximum(np.searchsorted(starts, at, side="right").astype(np.int64) - 1, 0)]
@@ -189,6 +193,7 @@ PROMISES: dict[str, Any] = {
 }
 """What generated text calls them."""
 
+_COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 _following = False
 
 
@@ -224,7 +229,10 @@ def _keep(builder: Any, name: str, combine: Callable[..., Any]) -> None:
         equality = name == "binary_op" and args[2] in (np.equal, np.not_equal)
         sides = [arg.attr[_BROKEN] for arg in handles if not (equality and arg.attr.get(_COUNTS))]
         if sides:
-            found.attr[_BROKEN] = np.broadcast_to(combine(*sides), found.data.shape)
+            broken = np.broadcast_to(combine(*sides), found.data.shape)
+            found.attr[_BROKEN] = broken
+            if name == "binary_op" and args[2] in _COMPARISONS:  # made once for what the compiler takes for alike
+                found.data = unspecified(found.data, broken < NEVER)
         return found
 
     setattr(builder, name, computed)

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from assay.kernels.inside.triton.values.promises import break_lanes, broken_in_line
+from assay.kernels.inside.triton.values.promises import NEVER, break_lanes, broken_in_line
+from assay.kernels.inside.triton.values.ptx import unspecified
 
 
 def install(builder: Any) -> None:
@@ -30,6 +31,8 @@ def _watch(builder: Any, name: str, quotient: bool) -> None:
             broken = _broken(data, np.broadcast_to(rhs.data, data.shape), found.data, quotient)
             if broken is not None:
                 break_lanes(found, broken, _SAID, counts=not quotient)
+                if quotient:  # computed once for a whole group
+                    found.data = unspecified(found.data, broken < NEVER)
         return found
 
     setattr(builder, name, divided)
