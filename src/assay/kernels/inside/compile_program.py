@@ -28,6 +28,7 @@ from triton.runtime.jit import get_jit_fn_file_line
 from assay.kernels import language
 from assay.kernels.inside.triton import ahead_of_time, front_end
 from assay.kernels.inside.triton.compiled import layouts
+from assay.kernels.inside.triton.compiled.variants import LINE_CHARACTERS, chosen, difference
 from assay.kernels.inside.triton.compiler_words import FILE, PASSED_OVER, Translation
 from assay.kernels.inside.triton.front_end import LAUNCHES_TOLD
 from assay.kernels.inside.triton.stand_ins import argument
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 MOST = 16
 """Compilations of a program. Each launch is compiled in one variant at least, whatever their number."""
-DIFFERENCES_TOLD = 8
-"""Values by which a configuration is named."""
 _RAISES = (
     "Triton's autotuner passes over a configuration that fails a tl.static_assert of the kernel itself or needs more "
     "than the GPU has. At any other failure it raises, and the kernel never runs. Leave this configuration out"
@@ -57,7 +56,6 @@ _CHOSEN = (
 KERNELS_TOLD = BLOCKS_TOLD = 64
 WIDTHS_TOLD = 1024
 TEXT_CHARACTERS = 2000
-LINE_CHARACTERS = 120
 NO_ALLOCATOR = (
     "no allocator was set, and Triton asks one for {} bytes a program, in which lie descriptors that a kernel makes. "
     "So the launch raises. Call triton.set_allocator(f) before it, where f(size, alignment, stream) returns "
@@ -386,29 +384,6 @@ class Compiler:
         left = [not isinstance(self.outcomes.get(key), Refused) for key in self.keys[place]]
         bits = sum(1 << number for number, one in enumerate(left) if one)
         return None if all(left) else [self.launches[place][0], bits]
-
-
-def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:
-    """Launch and variant of what is compiled: the first variant of every launch, then the second, and so on, up to
-    `most` that differ."""
-    found: dict[str, tuple[int, int]] = {}
-    for number in range(max(map(len, keys), default=0)):
-        for place, variants in enumerate(keys):
-            if number < len(variants) and len(found) < most:
-                found.setdefault(variants[number], (place, number))
-    return list(found.values())
-
-
-def difference(variants: Sequence[Variant], number: int) -> str:
-    """What tells one variant from the others of its launch, in words; empty where nothing does."""
-    every = [dict((*each.args, *each.options)) for each in variants]
-    found = {
-        name: value
-        for name, value in every[number].items()
-        if any(name not in each or each[name] != value for each in every)
-        if value is None or isinstance(value, bool | int | float | str)
-    }
-    return ", ".join(f"{name}={value!r}"[:LINE_CHARACTERS] for name, value in list(found.items())[:DIFFERENCES_TOLD])
 
 
 def _executed(text: CompilerText) -> ModuleType:
