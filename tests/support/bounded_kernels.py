@@ -170,6 +170,9 @@ CANCELS: dict[str, tuple[str]] = {
         ),
         "a loop": "y = x\nfor k in range(3):\n    y = y + 1.0\nfound = y - x",
         "a quotient by itself": "z = x + 3.0\nfound = z / z",
+        "exact products of whole numbers": (
+            "found = tl.where(i.to(tl.float32) * 3.0 + 1.0 == (i * 3 + 1).to(tl.float32), a, 0.0)"
+        ),
     }.items()
 }
 """What is left of numbers of which as much is taken as they are off by."""
@@ -446,6 +449,14 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
     "a denormal number that is rounded up": trap("found = tl.ceil(a) + b * 0.0", 0.99, a=(1e-40,)),
     "a root of a denormal number": trap("found = tl.sqrt(a)", 9e-21, a=(1e-40,)),
     "a denormal remainder": trap("found = libdevice.fmod(a, b) * 1e38", 0.5, a=(2.0**-99,), b=(1.5 * 2.0**-126,)),
+    "a remainder that is exact of constants": trap("found = a % b", 0.09, a=(1.0,), b=(0.10000000149011612,)),
+    "a remainder that is made narrow": trap(
+        "found = (a.to(tl.float64) % b.to(tl.float64)).to(tl.float32)", 0.09, a=(1.0,), b=(0.10000000149011612,)
+    ),
+    "no number as a whole one": trap("found = (a * float('nan')).to(tl.int32).to(tl.float32)", INF),
+    "infinity as a whole number": trap("found = b.to(tl.int32).to(tl.float32)", INF, b=(INF,)),
+    "more than eight bits hold": trap("found = (a * 100.0).to(tl.int8).to(tl.float32)", INF),
+    "less than nothing without a sign": trap("found = (-a).to(tl.uint8).to(tl.float32)", INF),
     "a product of matrices that passes the largest number": trap(
         "k = tl.arange(0, 16)\nrow = tl.where(k == 0, 1e38, tl.where(k == 1, -1e38, 0.0))[None, :]\n"
         "m = tl.zeros((16, 16), tl.float32) + row\n"
@@ -469,6 +480,22 @@ REFUSED = {
     "a descriptor without rows": (
         "t = tl.make_tensor_descriptor(a_ptr, [0, 16], [16, 1], [16, 16])\nfound = FLAT(t.load([0, 0]))",
         "WrongValueError: a tensor descriptor with an extent below 1",
+    ),
+    "a block pointer at an offset without a sign": (
+        "o = (i * 0 - 8).to(tl.uint32)\nt = tl.make_block_ptr(a_ptr, (256,), (1,), (tl.max(o, 0),), (16,), (0,))\n"
+        "found = tl.load(t, boundary_check=(0,))",
+        "WrongValueError: a block pointer or descriptor at an offset of 2^31 or more",
+    ),
+    "a block pointer that advances too far": (
+        "t = tl.make_block_ptr(a_ptr, (256,), (1,), (0,), (16,), (0,))\n"
+        "t = tl.advance(tl.advance(t, (2147483647,)), (2147483647,))\nt = tl.advance(t, (2,))\n"
+        "found = tl.load(t, boundary_check=(0,))",
+        "WrongValueError: a block pointer or descriptor at an offset of 2^31 or more",
+    ),
+    "a descriptor at an offset without a sign": (
+        "t = tl.make_tensor_descriptor(a_ptr, [16, 16], [16, 1], [16, 16])\n"
+        "found = FLAT(t.load([tl.max((i * 0 - 8).to(tl.uint32), 0), 0]))",
+        "WrongValueError: a block pointer or descriptor at an offset of 2^31 or more",
     ),
     "a descriptor with a negative stride": (
         "t = tl.make_tensor_descriptor(a_ptr, [16, 16], [-16, 1], [16, 16])\nfound = FLAT(t.load([0, 0]))",

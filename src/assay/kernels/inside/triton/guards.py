@@ -257,7 +257,7 @@ def _refuse_far(offsets: Any) -> None:
     if any((each.data.astype(np.int64) != each.data.astype(np.int32)).any() for each in offsets):
         refuse(
             WrongValueError(
-                "a block pointer or descriptor at an offset beyond 2^31, which a GPU reads as a negative one"
+                "a block pointer or descriptor at an offset of 2^31 or more, which a GPU reads as a negative one"
             )
         )
 

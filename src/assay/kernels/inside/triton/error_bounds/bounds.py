@@ -37,6 +37,7 @@ _EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-23, "fp64": 2.0**-5
 _LEAST = {"fp16": 2.0**-24, "bf16": 2.0**-133, "fp32": 2.0**-149, "fp64": 5e-324, "fp8e4nv": 2.0**-9, "fp8e5": 2.0**-16}
 """The least numbers above 0."""
 _CARRIED = frozenset((_BOUND, _LOSS, JOINS, NARROW, OF_WHOLE))
+_INEXACT = _CARRIED - {OF_WHOLE}
 LARGEST = {
     **{"fp16": 65504.0, "bf16": 3.3895e38, "fp32": 3.4028235e38, "fp64": sys.float_info.max},
     **{"fp8e4nv": 448.0, "fp8e5": 57344.0},
@@ -106,6 +107,11 @@ def loss_of_any(handle: Any) -> Any:
 def carries(handle: Any) -> bool:
     """Whether there is more to know of a value than what it holds."""
     return not _CARRIED.isdisjoint(handle.attr)
+
+
+def is_made_inexact(handle: Any) -> bool:
+    """Whether a value has lost something, or may be another number on a GPU."""
+    return not _INEXACT.isdisjoint(handle.attr)
 
 
 def give(handle: Any, limits: Any, shared: Lean | None = None) -> Any:

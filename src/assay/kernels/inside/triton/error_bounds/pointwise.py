@@ -20,13 +20,13 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     NORMAL,
     Joins,
     bound,
-    carries,
     difference,
     endless,
     ends,
     epsilon,
     give_loss,
     hull,
+    is_made_inexact,
     last_bits,
     least_of,
     loss,
@@ -184,7 +184,7 @@ def _doubled(product: Any, factor: Any) -> Any:
 
 def _loss(found: Any, lhs: Any, rhs: Any) -> Any:
     values = wide(found)
-    if carries(lhs) or carries(rhs) or found.dtype.scalar == tl.float64:
+    if is_made_inexact(lhs) or is_made_inexact(rhs) or found.dtype.scalar == tl.float64:
         finite = np.where(np.isfinite(values), values, 0.0)
         lost: Any = np.where(_scales(found, lhs, rhs), 0.0, last_bits(finite, found.dtype))
         lost = total(lost, times(loss(lhs), wide(rhs)), times(loss(rhs), wide(lhs)))
