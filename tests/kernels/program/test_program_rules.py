@@ -143,6 +143,21 @@ def test_names_of_arguments_are_those_of_pytorch() -> None:
     assert products == set(_PLACES)
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "dtype", "expected"),
+    [
+        ("arange.start_step", (0, 3, 1), "float32", 0),
+        ("arange.start_step", (0, 1.5, 0.5), "float32", 6),
+        ("arange.start_step", (0.5, 3.5, 1), "float32", 6),
+        ("arange.start_step", (0, 1.5, 0.5), "int64", 0),
+        ("linspace.default", (0, 1, 3), "float32", 6),
+    ],
+)
+def test_ranges_of_fractions_are_arithmetic(name: str, args: Any, dtype: str, expected: int) -> None:
+    step = operation(name, *args, outs=(window(2, (3,), dtype),))
+    assert arithmetic_of(forward(step).forward[0]) == expected  # type: ignore[arg-type]
+
+
 def test_casts_to_whole_numbers_are_arithmetic() -> None:
     for dtype, expected in (("int32", N), ("bool", N), ("float16", 0)):
         step = operation("_to_copy.default", window(0), outs=(window(2, dtype=dtype),), dtype={"dtype": dtype})

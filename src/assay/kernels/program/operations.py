@@ -183,20 +183,23 @@ def _places(window: Window) -> tuple[int, tuple[tuple[int, int], ...]]:
 def arithmetic_of(operation: Operation) -> int:
     """Arithmetic operations of an operator, from the shapes of what goes in and comes out; a multiply-add is two.
 
-    A reduction of n elements to m makes n - m; a pointwise operator one for each element of its largest tensor. So does
-    a cast of fractions to whole numbers, which rounds, and of anything to truth values, which compares.
+    A range with steps that are no whole numbers makes a product and a sum for each; a reduction of n elements to m
+    makes n - m; a pointwise operator one for each element of its largest tensor. So does a cast of fractions to whole
+    numbers, which rounds, and of anything to truth values, which compares.
     """
     role = role_of(operation)
+    if role == "fill" and _has_steps(operation):
+        return 2 * sum(map(_lanes, operation.outs))
     if role in ("fill", "random"):
         return 0
     inputs = [window for value in operation.values for window in windows_in(value)]
     if role == "move":
-        rounds = any(_is_fraction(window) for window in inputs)
+        rounds = any(is_fraction(window) for window in inputs)
         tells = any(window.dtype != "bool" for window in inputs)
         return sum(
             max(out.elements, *(_lanes(window) for window in inputs)) if out.dtype == "bool" else out.elements
             for out in operation.outs
-            if (tells and out.dtype == "bool") or (rounds and not _is_fraction(out))
+            if (tells and out.dtype == "bool") or (rounds and not is_fraction(out))
         )
     made = sum(out.elements for out in operation.outs)
     largest = max((_lanes(window) for window in (*inputs, *operation.outs)), default=0)
@@ -211,6 +214,13 @@ def arithmetic_of(operation: Operation) -> int:
     return largest * (4 if is_heavy(base_name(operation)) else _steps(operation))
 
 
+def _has_steps(operation: Operation) -> bool:
+    """Whether it is a range of which each number is made by a multiplication of its own."""
+    name = base_name(operation)
+    whole = all(float(value).is_integer() for value in operation.values if isinstance(value, int | float))
+    return any(map(is_fraction, operation.outs)) and (name == "linspace" or (name == "arange" and not whole))
+
+
 def _steps(operation: Operation) -> int:
     """Operations of a pointwise operator for each element."""
     name = base_name(operation)
@@ -221,7 +231,8 @@ def _steps(operation: Operation) -> int:
     return _STEPS.get(name, 1) + sum(factor != 1 for factor in factors)
 
 
-def _is_fraction(window: Window) -> bool:
+def is_fraction(window: Window) -> bool:
+    """Whether a window shows fractions, or pairs of them."""
     return "float" in window.dtype or "complex" in window.dtype
 
 

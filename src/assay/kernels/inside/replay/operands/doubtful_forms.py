@@ -1,5 +1,5 @@
-"""Operands of PyTorch's functions at which machines take steps of their own: a GPU multiplies by an inverse where a
-processor divides, squares what another one takes the logarithm of, and has a result where a sum of steps overflows."""
+"""Where PyTorch's functions may have anything on a GPU, since it takes other steps than a processor: it multiplies by
+the inverse of a number instead of dividing by it, or makes a power of products, and a step in between may overflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Ends = Callable[[str], tuple[Any, Any]]
 """Values and bounds of an argument by its name."""
 _LOGARITHMS = frozenset({"log", "log2", "log10"})
 _QUOTIENTS = frozenset({"div", "true_divide", "floor_divide"})
-_ALONE = frozenset({"addcmul", "addcdiv"})
+_WITH_FACTOR = frozenset({"addcmul", "addcdiv"})
+"""Those that multiply by a `value` before or after they multiply or divide."""
 
 
 def doubtful(
@@ -35,14 +36,14 @@ def _of_result(
     name: str, given: Mapping[str, Any], ends: Ends, operands: Sequence[torch.Tensor], result: torch.Tensor
 ) -> Any:
     everything = np.ones(tuple(result.shape), np.bool_)
-    if (name in _ALONE and given.get("value", 1) != 1) or (name == "round" and given.get("decimals", 0)):
+    if (name in _WITH_FACTOR and given.get("value", 1) != 1) or (name == "round" and given.get("decimals", 0)):
         return everything
     if name == "pow":
         return np.broadcast_to(~_settled_powers(given, ends, result), everything.shape)
     if not result.dtype.is_floating_point:
         return ~everything
     found = _endless_of_finite(name, operands, result)
-    return found | _by_inverses(given, ends, result) if name in _QUOTIENTS else found
+    return found | _by_inverse(ends, result) if name in _QUOTIENTS else found
 
 
 def _endless_of_finite(name: str, operands: Sequence[torch.Tensor], result: torch.Tensor) -> Any:
@@ -66,14 +67,14 @@ def _fits(given: Sequence[int], shape: Sequence[int]) -> bool:
     return len(given) <= len(shape) and all(one in (1, other) for one, other in sides)
 
 
-def _by_inverses(given: Mapping[str, Any], ends: Ends, result: torch.Tensor) -> Any:
-    """Quotients by one number for all: by its inverse, which must be as exact as the number."""
+def _by_inverse(ends: Ends, result: torch.Tensor) -> bool:
+    """Whether a GPU divides by multiplying by an inverse, one for all elements, that is less exact than the number."""
     divisor = ends("other")[0]
     if np.ndim(divisor):
         return False
     kind = torch.finfo(torch.float64 if result.dtype == torch.float64 else torch.float32)
     size = abs(float(divisor))
-    return bool(0.0 < size < kind.tiny or 1.0 / kind.tiny < size < np.inf)
+    return 0.0 < size < kind.tiny or 1.0 / kind.tiny < size < np.inf
 
 
 def _settled_powers(given: Mapping[str, Any], ends: Ends, result: torch.Tensor) -> Any:

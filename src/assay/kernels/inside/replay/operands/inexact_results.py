@@ -27,7 +27,7 @@ from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.operators import kind_of
 from assay.kernels.program.form import DTYPES, Operation, Window, windows_in
-from assay.kernels.program.operations import EXACT, OF_MANY, base_name, role_of
+from assay.kernels.program.operations import EXACT, OF_MANY, base_name, is_fraction, role_of
 
 _OF_ONE, _OF_MANY = 4.0, 16.0
 """Last bits by which results may be off that a function or a fused step makes, and that many numbers make."""
@@ -46,8 +46,8 @@ def bounds_after(memory: Memory, operation: Operation, operator: Any) -> Sequenc
     off, inputs = _bits_off(operation), operands_of(operation, operator)
     operands, limits = [memory.tensor(each) for each in inputs], [inexact.bounds_of(memory, each) for each in inputs]
     if role_of(operation) == "move":
-        whole = any(not _is_fraction(out) and out.dtype != "bool" for out in operation.outs)
-        if all(limit is None for limit in limits) and not (whole and any(map(_is_fraction, inputs))):
+        whole = any(not is_fraction(out) and out.dtype != "bool" for out in operation.outs)
+        if all(limit is None for limit in limits) and not (whole and any(map(is_fraction, inputs))):
             return exact
         return _bounds_moved(memory, operation, operator)
     outs = [memory.tensor(each) for each in operation.outs]
@@ -145,10 +145,6 @@ def _bounds_moved(memory: Memory, operation: Operation, operator: Any) -> Sequen
         cast(moved.expand(out.size).numpy(), values.expand(out.size).to(kind), getattr(torch, out.dtype))
         for out in operation.outs
     ]
-
-
-def _is_fraction(window: Window) -> bool:
-    return "float" in window.dtype or "complex" in window.dtype
 
 
 def _as_size(value: Any) -> Any:
