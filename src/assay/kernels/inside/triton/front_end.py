@@ -3,8 +3,7 @@
     Launch(function, arguments, options, 90).text()
 
 It names nothing: functions are numbered in the order in which they stand, values are by Triton, and places in files are
-left out. So the text of a kernel is that of another one if, and only if, the compiler cannot tell
-the two apart.
+left out. So the text of a kernel is that of another one if, and only if, the compiler cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from triton import knobs
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
@@ -68,7 +66,6 @@ class Launch:
 
     def text(self) -> str:
         """The kernel's first stage, without names and places of the source: lines are no part of it."""
-        knobs.compilation.disable_line_info = True
         stages: dict[str, Any] = {}
         module = self._module()
         self._backend.add_stages(stages, self._compiled_with(), self._source.language)
@@ -76,9 +73,7 @@ class Launch:
 
     def with_places(self) -> Any:
         """The kernel as it is read, before the first stage, with the places of the source."""
-        with knobs.compilation.scope():
-            knobs.compilation.disable_line_info = False
-            return self._module()
+        return self._module()
 
     def _compiled_with(self) -> Any:
         return self._backend.parse_options({**vars(self._options), **self._source.parse_options()})
