@@ -158,7 +158,7 @@ class Compiler:
         self._names: dict[str, str] = {}
         self._spreads: dict[str, frozenset[layouts.Spread]] = {}
         """How each spreads its accesses over threads."""
-        self._sites = of_text(self.text.source)
+        self._sites = of_text(self.text.source, self.text.names.values())
         self._widths: dict[str, dict[tuple[int, int], int]] = {}
         """How many bytes each of its accesses moves at once."""
         self._read: set[str] = set()

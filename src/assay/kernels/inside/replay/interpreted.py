@@ -134,8 +134,9 @@ class _InterpretedRun:
         run = partial(kernel[variant.grid], **arguments, **dict(variant.options))
         manner, alone = self._manner, self._manner.in_order or self._manner.follow
         self._ledger.turns = self._turns(launch, alone) if kernel.asks else None
-        number = next(number for number, each in enumerate(launch.variants) if each is variant)
-        self._machine.widths.launch(self._machine.places[id(launch)], number)
+        if manner.bounded:
+            number = next(number for number, each in enumerate(launch.variants) if each is variant)
+            self._machine.widths.launch(self._machine.places[id(launch)], number)
         if accesses is None:
             run()
             return

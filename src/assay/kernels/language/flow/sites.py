@@ -1,23 +1,21 @@
 """The calls in kernels by which they come to memory, and those of helpers, by number: what interpreter and compiler say
 of one and the same.
 
-    of_form(functions)    the call in our form, by `id` -> its number
-    of_text(source)       where the compiler says that a call of its text is -> the same number
+    of_form(functions)          the call in our form, by `id` -> its number
+    of_text(source, helpers)    where the compiler says that a call of its text is -> the same number
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from assay.kernels.language.form import Call, Function, Invoke, Method
 
 _ACCESS = re.compile(r"load|store|atomic_\w+")
-_HELPER = re.compile(r"k\d+_\w+")
-"""Names that `writing.function_names` gives."""
 Place = tuple[int, int]
 """Line, from 1, and column, from 0."""
 
@@ -28,10 +26,11 @@ def of_form(functions: Iterable[Function]) -> dict[int, int]:
     return {id(call): number for number, call in enumerate(calls, start=1)}
 
 
-def of_text(source: str) -> Mapping[Place, int]:
+def of_text(source: str, helpers: Collection[str]) -> Mapping[Place, int]:
     """The same numbers by the place that Triton gives a call: where its last positional argument begins, which it reads
-    last."""
-    calls = (node for node in _nodes(ast.parse(source)) if isinstance(node, ast.Call) and _counts(node.func))
+    last. `helpers`: the names of the functions in the text."""
+    nodes = _nodes(ast.parse(source))
+    calls = (node for node in nodes if isinstance(node, ast.Call) and _counts(node.func, helpers))
     return {_place(call): number for number, call in enumerate(calls, start=1)}
 
 
@@ -61,10 +60,10 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
         yield from _nodes(child)
 
 
-def _counts(function: ast.expr) -> bool:
+def _counts(function: ast.expr, helpers: Collection[str]) -> bool:
     if isinstance(function, ast.Attribute):
         return _ACCESS.fullmatch(function.attr) is not None
-    return isinstance(function, ast.Name) and _HELPER.fullmatch(function.id) is not None
+    return isinstance(function, ast.Name) and function.id in helpers
 
 
 def _place(call: ast.Call) -> Place:

@@ -84,9 +84,8 @@ def _number(bits: int | None, place: int) -> int:
 
 
 def _of_site(table: Widths, site: tuple[int, int]) -> Moved:
-    """What an access moves at once: that in the same helper's call if it is known, else in any; of one that the
-    compiler's text does not name, what it says of no access."""
-    if site in table:
-        return table[site]
-    known = [moved for (number, _), moved in table.items() if number == site[0]]
-    return max(known, default=table.get((0, 0), Moved(0, 0)))
+    """What an access may move at once: that in the same helper's call if it is known, else in any; or what the
+    compiler's text says of no access, which may be this one."""
+    unknown = [moved for (number, _), moved in table.items() if not number]
+    known = [table[site]] if site in table else [moved for (number, _), moved in table.items() if number == site[0]]
+    return max([*known, *unknown], default=Moved(0, 0))

@@ -10,11 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from assay.kernels.inside.triton.running.widths import WIDEST
+
 _BEGIN = r"^[\s{]*(?:@!?%p\d+\s+)?"
 _WRITES = re.compile(_BEGIN + r"(st|atom|red|multimem\.(?:st|red)|cp(?:\.reduce)?\.async\.bulk)([.\w:]*)", re.M)
 _MOVES = re.compile(_BEGIN + r"(?:ld|st|atom|red)([.\w:]*)\.(?:b|u|s|f|bf)(\d+)(x2)?\s")
 _VECTOR = re.compile(r"\.v(\d)\b")
 _COPIES = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[.\w:]* [^;]*?\], \[[^\]]*\], (0x[0-9a-f]+|\d+)")
+_TOUCHES = re.compile(r"\b(?:ld|ldu|st|atom|red)\.[\w.:]*global|\bcp\.async\.c[ag]\.")
 _TRAP = re.compile(_BEGIN + "trap;", re.M)
 _ELSEWHERE = (".shared", ".local", ".param")
 """Memory that ends with the kernel, and the arguments of calls."""
@@ -58,11 +61,14 @@ def widths(ptx: str, file: str, sites: Mapping[tuple[int, int], int]) -> dict[tu
 
 
 def _moved(line: str) -> int:
-    """Bytes that an instruction moves at once to or from global memory; 0 for any other one."""
+    """Bytes that an instruction moves at once to or from global memory; 0 for any other one. One that is not understood
+    may move as many as there are."""
+    if _TOUCHES.search(line) is None:
+        return 0
     if (copied := _COPIES.search(line)) is not None:
         return int(copied[1], 0)
-    if (moves := _MOVES.match(line)) is None or ".global" not in moves[1]:
-        return 0
+    if (moves := _MOVES.match(line)) is None:
+        return WIDEST
     count = _VECTOR.search(moves[1])
     return (int(count[1]) if count else 1) * int(moves[2]) * (2 if moves[3] else 1) // 8
 

@@ -26,13 +26,12 @@ from assay.kernels.inside.triton.arithmetic import MeaningError, is_tensor, raw
 from assay.kernels.inside.triton.error_bounds import accesses
 from assay.kernels.inside.triton.error_bounds.bounds import bound
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.running.widths import WIDEST
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 from assay.kernels.inside.triton.values.ptx import unspecified
 
 NEVER = np.int64(1 << 40)
 """The shortest access that breaks a lane of which all promises are true."""
-WIDEST = 16
-"""Bytes that a thread moves at once."""
 _ALIGNED = 256
 """Bytes that the address of every storage divides by, on a GPU."""
 _GIVEN, _BROKEN, _LOADED, _COUNTS = "given", guards.BROKEN, "loaded", "counts"
