@@ -67,6 +67,11 @@ PRODUCT_MADE = (
     "input_precision that you want, or swap the operands of the product (b[None, :, :] * a[:, :, None]), of which the "
     "compiler makes none"
 )
+MADE_ONCE = (
+    "as Triton compiles it, this line computes one value for several elements of a block: it takes them for equal by "
+    "what it concludes of tl.where, of shifts, branches and loops, and of loads, and nothing shows that they are. "
+    "Compute what is compared or divided here of sums and products of tl.arange"
+)
 _WARM = """def softmax(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     row = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=0.0)
@@ -260,8 +265,9 @@ class Compiler:
             call = self._call(launch, launch.variants[number])
             kernel = ahead_of_time.compiled(*call)
             self._texts[key] = ahead_of_time.front_end_text()
-            for line in ahead_of_time.products_made(*call, FILE):
-                self.unknown.append(self._said(launch, self._translation.origin(line), PRODUCT_MADE))
+            made = (PRODUCT_MADE, ahead_of_time.products_made(*call, FILE)), (MADE_ONCE, ahead_of_time.made_once(FILE))
+            for words, lines in made:
+                self.unknown.extend(self._said(launch, self._translation.origin(line), words) for line in lines)
             if read:
                 self._read.add(key)
                 return

@@ -29,7 +29,7 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from assay.kernels.inside.triton import front_end
-from assay.kernels.inside.triton.compiled import layouts, machine_code, made_products, stores
+from assay.kernels.inside.triton.compiled import equal_lanes, layouts, machine_code, made_products, stores
 
 MAX_THREADS = 1024
 """Of a block."""
@@ -70,6 +70,8 @@ class Driver:
         """Whether the last kernel reduces and, after its first stage, has dots: they may be made (`made_products`)."""
         self.spreads: frozenset[layouts.Spread] = frozenset()
         """How accesses of the last kernel are spread over its threads."""
+        self.once: list[str] = []
+        """Where the last kernel has one value for elements that nothing shows to be equal (`equal_lanes`)."""
         self.resources: dict[bytes, tuple[int, int]] = {}
         """Registers and bytes of spills of a cubin."""
         self.codes: dict[bytes, str] = {}
@@ -157,7 +159,10 @@ def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -
 
     def spread(module: Any, metadata: dict[str, Any]) -> Any:
         module = second(module, metadata)
-        driver.active.spreads = layouts.spreads(str(module))
+        text = str(module)
+        driver.active.spreads = layouts.spreads(text)
+        version = nvidia.get_ptx_version_from_options(options, self.target.arch)
+        driver.active.once = equal_lanes.places(module, text, self.target.arch, version)
         return module
 
     found["ttgir"] = spread
@@ -194,7 +199,7 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
     Raises:
         Exception: whatever the compiler says against it; `OutOfResources` where it needs more than the GPU has.
     """
-    driver.active.may_make = False
+    driver.active.may_make, driver.active.once = False, []
     kernel = function.run(grid=None, warmup=True, **arguments, **options)
     try:
         kernel._init_handles()
@@ -226,6 +231,13 @@ def products_made(function: Any, arguments: Mapping[str, Any], options: Mapping[
     capability = driver.active.get_current_target().arch
     launch = front_end.Launch(function, arguments, options, capability)
     return made_products.lines(launch.with_places(), file)
+
+
+def made_once(file: str) -> list[int]:
+    """The lines of the kernel compiled last in which the compiler makes one value of several elements, and nothing
+    shows that they are equal; 0 for a line that is not known."""
+    found = [re.search(re.escape(f'"{file}":') + r"(\d+)", place) for place in driver.active.once]
+    return [int(line[1]) if line else 0 for line in found]
 
 
 def usage(kernel: Any) -> Usage:
