@@ -128,17 +128,17 @@ def test_a_result_that_is_used_meets_what_other_lanes_did() -> None:
 
 
 def test_descriptors_and_pointers_meet_whatever_barrier_is_between() -> None:
-    def met(*script: tuple[int, bool, str]) -> list[int]:
+    def met(*script: tuple[bool, str]) -> list[int]:
         units = Units(lambda storage: SLOTS)
         return [
-            units.take(0, np.array([2, 3]), program, apart=apart, reads=what != "store", writes=what != "load")
-            for program, apart, what in script
+            units.take(0, np.array([2, 3]), apart=apart, reads=what != "store", writes=what != "load")
+            for apart, what in script
         ]
 
-    assert met((0, False, "store"), (0, True, "load")) == [0, 2]
-    assert met((0, True, "store"), (0, False, "load")) == [0, 2]
-    assert met((0, False, "load"), (0, True, "store")) == [0, 2]
-    assert met((0, False, "atomic operation"), (0, True, "store")) == [0, 2]
-    assert met((0, True, "store"), (0, True, "load"), (0, True, "store")) == [0, 0, 0]
-    assert met((0, False, "load"), (0, True, "load")) == [0, 0]
-    assert met((0, False, "store"), (1, True, "load")) == [0, 0]
+    assert met((False, "store"), (True, "load")) == [0, 2]
+    assert met((True, "store"), (False, "load")) == [0, 2]
+    assert met((False, "load"), (True, "store")) == [0, 2]
+    assert met((False, "atomic operation"), (True, "store")) == [0, 2]
+    assert met((True, "store"), (True, "load"), (True, "store")) == [0, 0, 0]
+    assert met((False, "load"), (True, "load")) == [0, 0]
+    assert met((False, "store"), (False, "load")) == [0, 0]

@@ -31,6 +31,8 @@ AT_ONCE = 4
 """Calls that are added where kernels use results of atomic operations: which program comes between which is chance."""
 _ATOMIC = "atomic_"
 _NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT})
+MOST_READ = 1 << 15
+"""Characters of a kernel in which it is looked for: these are read beside everything else that is graded."""
 MAX_WORK_FAR, FEW_FAR = 1 << 22, 1
 """Arithmetic of a reference above which so many families alone, at random, are tried under weights that are far off."""
 MAX_TOGETHER = 64
@@ -135,6 +137,8 @@ def _asks_in(source: str) -> bool:
     text = unicodedata.normalize("NFKC", source)  # as Python reads names
     if _ATOMIC not in text:
         return False
+    if len(text) > MOST_READ:
+        return True
     try:
         return any(_uses_result(line) for line in _logical_lines(text))
     except (tokenize.TokenError, SyntaxError):
@@ -145,6 +149,8 @@ def _logical_lines(text: str) -> Iterator[list[str]]:
     """The tokens of each statement, or of each line of several; comments are in none."""
     line: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
+        if token.type == tokenize.ERRORTOKEN:  # as which Python 3.11 takes a quote that does not end, and each after it
+            raise SyntaxError
         if token.type == tokenize.NEWLINE:
             yield line
             line = []

@@ -135,12 +135,17 @@ def work_on(operation: Operation, tainted: Set[int]) -> int:
     role, name = role_of(operation), base_name(operation)
     if role in ("fill", "random"):
         # What is overwritten is no operand. Others shift and scale what is drawn (`normal`) or filled in (`linspace`).
-        own = {out.storage for out in operation.outs}
-        given = name != "fill" and _storages(read) & tainted - own
+        given = name != "fill" and _storages(_not_overwritten(operation)) & tainted
         return sum(out.elements for out in operation.outs) if given else 0
     if kind_of(name) == "index" and not _storages((*operation.args[1:], *(v for _, v in operation.kwargs))) & tainted:
         return 0
     return arithmetic_of(operation)
+
+
+def _not_overwritten(operation: Operation) -> tuple[Value, ...]:
+    """The arguments but for the one that an operator writes."""
+    in_place = operation.name.partition(".")[0].endswith("_")
+    return (*operation.args[in_place:], *(value for name, value in operation.kwargs if name != "out"))
 
 
 def _read_by(operation: Operation) -> tuple[Value, ...]:

@@ -7,6 +7,7 @@ import functools
 import numbers
 import struct
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from triton.compiler.compiler import make_backend
 from triton.language.core import constexpr
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.inside.record.host.addresses import Address
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.tensors import hidden, hidden_by_class
 from assay.kernels.language.vocabulary import names_constexpr, type_named
 
+_EXACT = (bool, int, float, str)
 _SIGNED = frozenset({"i1", "i8", "i16", "i32", "i64"})
 _UNSIGNED = frozenset({"u1", "u8", "u16", "u32", "u64"})
 _FLOATS = frozenset({"fp16", "bf16", "fp32", "f32", "fp64"})
@@ -57,6 +60,8 @@ def taken(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, A
         if parameter.annotation_type:
             _check_annotated(what, kind, value)
         _check_plain(what, value)
+        if parameter.is_constexpr:
+            check_exact(what, value)
     return {name: as_c_reads(value) for name, value in bound.items()}
 
 
@@ -74,13 +79,52 @@ def as_c_reads(value: Any) -> Any:
     return value
 
 
+def parts_of(value: Any) -> Iterator[Any]:
+    """An argument, or what a tuple of tuples of them has; the tensor of a descriptor."""
+    if isinstance(value, list | tuple):
+        for part in list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value):
+            yield from parts_of(part)
+    else:
+        yield getattr(value, "base", value)
+
+
+def check_exact(what: str, value: Any) -> None:
+    """Raises NotRecordableError for a compile-time value of a class of the submission's: Triton asks it whether it
+    equals another one, and for its text, and it may say anything."""
+    if type(value) in (tuple, list, torch.Size):
+        for part in value:
+            check_exact(what, part)
+        return
+    if isinstance(value, constexpr):
+        if type(value) is not constexpr:
+            raise NotRecordableError(f"{what} is of a class made of tl.constexpr: give tl.constexpr(...) itself")
+        check_exact(what, value.value)
+    looks = isinstance(value, int | float | str | tuple | list) and not isinstance(value, np.generic | Address)
+    if looks and type(value) not in _EXACT:
+        raise NotRecordableError(
+            f"{what} is of a class {type(value).__name__:.40} that only looks like a number or a text to Triton: "
+            "give int(...), float(...), str(...) or tuple(...)"
+        )
+
+
 def _check_plain(what: str, value: Any) -> None:
     """Raises NotRecordableError for a tensor, or a descriptor, of which Triton would be shown something else."""
     for part in tuple.__iter__(value) if isinstance(value, tuple) else (value,):
-        if isinstance(part, torch.Tensor) and (name := hidden(part) or hidden_by_class(type(part))):
-            raise NotRecordableError(f"{what} is a tensor with a {name:.80} of its own in the place of PyTorch's")
+        if isinstance(part, tuple):
+            _check_plain(what, part)
+            continue
         if getattr(part, "round_f32_to_tf32", False):
             raise NotRecordableError(f"{what} is a descriptor that rounds to TF32: leave round_f32_to_tf32 out")
+        if isinstance(part, TensorDescriptor):
+            sizes = (part.shape, part.strides, part.block_shape)
+            exact = all(type(each) in (list, tuple, torch.Size) for each in sizes) and type(part.padding) is str
+            if type(part) is not TensorDescriptor or not exact or any(type(n) is not int for s in sizes for n in s):
+                raise NotRecordableError(
+                    f"{what} is a descriptor of something else than plain numbers: give TensorDescriptor lists of int"
+                )
+            part = part.base
+        if isinstance(part, torch.Tensor) and (name := hidden(part) or hidden_by_class(type(part))):
+            raise NotRecordableError(f"{what} is a tensor with a {name:.80} of its own in the place of PyTorch's")
 
 
 def _binder(function: JITFunction[Any]) -> Any:

@@ -70,7 +70,7 @@ def _difference(one: _Named, two: _Named, number: int, kernels: Sequence[str]) -
     if len(one.launches) != len(two.launches):
         return f"the first call of forward makes {len(one.launches)} launches, call {number} makes {len(two.launches)}"
     for place, (left, right) in enumerate(zip(one.launches, two.launches, strict=True)):
-        if left.text != right.text:
+        if left.text != right.text or right.tuning not in ("", left.tuning):
             return (
                 f"launch {place + 1} ({kernels[left.kernel]}, line {left.line}) differs between the first call of "
                 f"forward and call {number}"
@@ -83,8 +83,9 @@ def _difference(one: _Named, two: _Named, number: int, kernels: Sequence[str]) -
 def _left_out(first: _Named, other: _Named, number: int) -> list[int] | str:
     """Places of steps in the first call that the other left out, the others in the same order; or what it did more."""
     found, at = [], 0
+    alike: dict[int, int] = {}
     for place, step in enumerate(first.steps):
-        if at < len(other.steps) and step.text == other.steps[at].text:
+        if at < len(other.steps) and step.is_like(other.steps[at], alike):
             at += 1
         else:
             found.append(place)
@@ -103,6 +104,24 @@ class _Step:
     line: int
     kernel: int
     name: str
+    unnamed: tuple[int, ...] = ()
+    """Storages that no launch and no output names, as they come in it."""
+    tuning: str = ""
+    """What a tuner does around those launches that it tries first; empty where it has tuned."""
+
+    def is_like(self, other: _Step, alike: dict[int, int]) -> bool:
+        """Whether another call's step does the same. `alike`: storages of this call -> those of the other, as far as
+        steps before have shown; it is added to."""
+        if self.text != other.text or len(self.unnamed) != len(other.unnamed):
+            return False
+        found = dict(alike)
+        for one, two in zip(self.unnamed, other.unnamed, strict=True):
+            if found.setdefault(one, two) != two:
+                return False
+        if len(set(found.values())) < len(found):
+            return False
+        alike |= found
+        return True
 
 
 class _Named:
@@ -122,8 +141,14 @@ class _Named:
     def _step(self, step: Json) -> _Step:
         if "launch" in step:
             named = [step["launch"], [self._variant(variant) for variant in step["variants"]]]
-            return _Step(_text(named), step["line"], step["launch"], "")
-        return _Step(_text(self._operation(step)), step["line"], -1, step["op"])
+            named.append(step.get("allocator", False))
+            return _Step(_text(named), step["line"], step["launch"], "", tuning=self._tuning(step))
+        unnamed = tuple(window[0] for window in _windows_of(step) if window[0] not in self._roles)
+        return _Step(_text(self._operation(step)), step["line"], -1, step["op"], unnamed)
+
+    def _tuning(self, step: Json) -> str:
+        hooks = step.get("tuning")
+        return "" if hooks is None else _text([[self._operation(one) for one in hook] for hook in hooks])
 
     def _variant(self, variant: Json) -> Json:
         before = [self._operation(operation) for operation in variant["before"]]

@@ -6,7 +6,7 @@ Reads of values that PyTorch answers without asking an operator (`tolist`, `nump
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils import _device
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from assay.kernels.inside.pretend_cuda import OnCpu
+from assay.kernels.inside.pretend_cuda import DEVICE, OnCpu
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.host import answers
 from assay.kernels.inside.record.host.addresses import SeenStorage
@@ -101,13 +101,22 @@ class Pretended(OnCpu):
 
     def _called(self, func: Any, *args: Any, **given: Any) -> Any:
         """What a function gives where the device without memory stands for the GPU."""
+        outer, self._places.implied = self._places.implied, self._implied((*args, *given.values()), given)
         self._places.pretending += 1
         self._places.casting = torch.is_autocast_enabled("cuda")
         try:
             return func(*args, **given)
         finally:
+            self._places.implied = outer
             self._places.pretending -= 1
             self._places.casting = False
+
+    def _implied(self, values: Sequence[Any], given: Mapping[str, Any]) -> torch.device:
+        """Where a function makes tensors of its own accord: on the host where all that it is given is there, and
+        nothing else was asked for."""
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        named = "device" in given or any(value is META for value in values)
+        return HOST if tensors and not named and all(map(self._places.is_on_host, tensors)) else DEVICE
 
     def _storage_of(self, tensor: torch.Tensor) -> SeenStorage:
         with torch._C.DisableTorchFunction():

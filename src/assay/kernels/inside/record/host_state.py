@@ -41,6 +41,8 @@ _OF_PYTHON = frozenset(
     {"__doc__", "__annotations__", "__warningregistry__", "__abstractmethods__", "_abc_impl", "__slotnames__"}
 )
 """What Python itself keeps in the dict of a class or a module."""
+_CHANGES = 1 << 9
+"""The flag of a class whose attributes can be set."""
 _MISSING = object()
 _environ = ctypes.c_uint64.in_dll(ctypes.CDLL(None), "environ")
 """Where C code finds the environment: the address of the addresses of its entries, the last one 0."""
@@ -102,13 +104,16 @@ class HostState:
         self._functions: list[tuple[str, Any]] = []
         self._objects: list[tuple[str, Any, type]] = []
         self._seen: set[int] = set()
+        self._classes: set[int] = set()
+        """Those of Python's library."""
         self._modules = {name: module for name, module in list(sys.modules.items()) if _is_triton(name)}
         for name, module in self._modules.items():
             self._take(name, module)
         for kind in (torch.Tensor, torch.nn.Parameter):  # of which Triton's launcher asks addresses and dtypes
             self._hold(f"torch.{kind.__name__}", _under(vars(kind)), False)
-        used = {id(v): v for m in self._modules.values() for v in vars(m).values() if isinstance(v, ModuleType)}
-        for module in used.values():
+        used = [v for module in self._modules.values() for v in vars(module).values()]
+        homes = [v if isinstance(v, ModuleType) else sys.modules.get(str(getattr(v, "__module__", ""))) for v in used]
+        for module in {id(home): home for home in homes if home is not None}.values():
             if self._is_library(module):
                 self._take_library(module)
         self._entries, self._environ, self._of_python = _entries(), os.environ, dict(vars(os.environ)["_data"])
@@ -139,10 +144,17 @@ class HostState:
         return root not in _OTHERS and root in sys.stdlib_module_names
 
     def _take_library(self, module: ModuleType) -> None:
-        """Hold the functions and classes of a module of Python's. Its other state changes by itself."""
+        """Hold functions and classes of a module of Python's, with their methods. Other state changes by itself."""
         kept = {k: v for k, v in vars(module).items() if isinstance(v, FunctionType | BuiltinFunctionType | type)}
         self._dicts.append((module.__name__, vars(module), kept, True))
         self._functions += [(f"{module.__name__}.{k}", v) for k, v in kept.items() if isinstance(v, FunctionType)]
+        for found in {id(base): base for v in kept.values() if isinstance(v, type) for base in v.__mro__}.values():
+            if id(found) not in self._classes and found.__flags__ & _CHANGES:
+                self._classes.add(id(found))
+                methods = {k: v for k, v in vars(found).items() if callable(v) or hasattr(v, "__get__")}
+                self._dicts.append((f"{found.__module__}.{found.__qualname__}", _under(vars(found)), methods, True))
+                plain = [(f"{found.__qualname__}.{k}", v) for k, v in methods.items() if isinstance(v, FunctionType)]
+                self._functions += plain
 
     def _hold(self, name: str, found: dict[Any, Any], grows: bool) -> None:
         self._dicts.append((name, found, dict(found), grows))

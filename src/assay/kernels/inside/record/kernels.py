@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside import submission
 from assay.kernels.inside.record import made
-from assay.kernels.inside.record.argument_types import check_annotations
+from assay.kernels.inside.record.argument_types import check_annotations, check_exact
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.types import Json
@@ -68,6 +68,7 @@ class Kernels:
                 if helper is not None:
                     entry["names"][name] = {"function": str(self.number(helper))}
                     continue
+                check_exact(f"the name {name} in {function.__name__}", scope[name])
                 entry["names"][name] = found = binding(scope[name])
                 constant = "constant" in found or isinstance(_unwrap_if_constexpr(scope[name]), tl.dtype)
                 if constant and name not in function.arg_names:

@@ -18,7 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside.record import made
-from assay.kernels.inside.record.argument_types import as_c_reads, backend, taken
+from assay.kernels.inside.record.argument_types import as_c_reads, backend, parts_of, taken
 from assay.kernels.inside.record.host.addresses import Address
 from assay.kernels.inside.record.host_state import HostState
 from assay.kernels.inside.record.kernels import Kernels
@@ -29,6 +29,10 @@ from assay.kernels.program.limits import option_fault
 from assay.types import Json
 
 _BEST = "best_config"
+_GRID_CHANGES = (
+    "the grid function of {0}() changes what the kernel is launched with, after Triton has compiled it for something "
+    "else. Let it return the grid and do nothing more"
+)
 _MEASURES = frozenset(
     found
     for found in Autotuner.__init__.__code__.co_consts
@@ -47,6 +51,8 @@ class Capture:
         self._kernel = -1
         self._tuned: dict[tuple[int, Any], Any] = {}
         """Tuners by what they need not tune for again."""
+        self._left: dict[tuple[int, Any], tuple[Any, Sequence[Any]]] = {}
+        """Tuners, and the configurations that are left once they have pruned, by what they prune for."""
         self.best = self.asked = 0
         """The configuration that tuners find the best, and how many there are of a tuner that was asked for it."""
 
@@ -56,30 +62,48 @@ class Capture:
         kwargs["instrumentation_mode"] = knobs.compilation.instrumentation_mode
         for hook in function.pre_run_hooks:
             hook(*args, **kwargs)
-        bound = taken(function, args, kwargs)
-        self._check_places(function.__name__, bound)
-        variant: Json = {
-            "grid": _extents(function.__name__, grid(bound) if callable(grid) else grid),
-            "args": {name: self.kernels.value(value) for name, value in bound.items()},
-            "options": _options(function, kwargs),
-            "before": [],
-        }
+        bound, options = taken(function, args, kwargs), _options(function, kwargs)
+        given = self._arguments(function, bound)
         known = len(self.kernels.entries)
         number = self.kernels.number(function)
-        self.kernels.check_made(number)
-        self.kernels.check_globals(number)
-        if _state is not None:
-            _state.check(deep=len(self.kernels.entries) > known)
+        self._check(number, deep=len(self.kernels.entries) > known)
+        extents = grid
+        if callable(grid):  # once Triton has compiled, and with what it launches
+            held = dict(bound)
+            extents = grid(held)
+            if held.keys() != bound.keys() or any(held[name] is not value for name, value in bound.items()):
+                raise NotRecordableError(_GRID_CHANGES.format(function.__name__))
+            if self._arguments(function, taken(function, args, kwargs)) != given:
+                raise NotRecordableError(_GRID_CHANGES.format(function.__name__))
+            self._check(number, deep=False)
+        variant: Json = {
+            "grid": _extents(function.__name__, extents),
+            "args": given,
+            "options": options,
+            "before": [],
+        }
         if self._variants is None:
             self.tape.add_launch(number, [variant])
         else:
             self._kernel = number
             self._variants.append(variant)
 
+    def _arguments(self, function: JITFunction[Any], bound: dict[str, Any]) -> Json:
+        """The arguments of a launch, of which those in memory are on the GPU."""
+        self._check_places(function.__name__, bound)
+        return {name: self.kernels.value(value) for name, value in bound.items()}
+
+    def _check(self, number: int, deep: bool) -> None:
+        """Look at all that a launch of a kernel depends on. `deep`: for one at which it is compiled."""
+        self.kernels.check_made(number)
+        self.kernels.check_globals(number)
+        if _state is not None:
+            _state.check(deep=deep)
+
     def _check_places(self, kernel: str, bound: dict[str, Any]) -> None:
         """Raises ValueError, as Triton does, where a launch of forward's is given a tensor that is not on the GPU."""
         for number, (name, value) in enumerate(bound.items()):
-            for found in value if isinstance(value, list | tuple) else (value,):
+            for found in parts_of(value):
                 tensor = getattr(found, "base", found)
                 if not isinstance(tensor, torch.Tensor) or not self.tape.places.strict:
                     continue
@@ -98,12 +122,13 @@ class Capture:
         """Note one launch of an autotuned kernel, with all of its configurations."""
         made.check(tuner)
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-        configurations = tuner.prune_configs(kwargs) if len(tuner.configs) > 1 else tuner.configs
+        key = self._key(tuner, kwargs)
+        configurations = self._pruned(tuner, kwargs, key) if len(tuner.configs) > 1 else tuner.configs
         if len(configurations) > self.tape.limits.variants:
             raise NotRecordableError(
                 f"{len(configurations)} configurations of one kernel; at most {self.tape.limits.variants} are taken"
             )
-        tuning = self._tuning(tuner, kwargs, configurations[0]) if len(tuner.configs) > 1 else None
+        tuning = self._tuning(tuner, kwargs, configurations[0], key) if len(tuner.configs) > 1 else None
         outer, self._variants = self._variants, []
         try:
             for configuration in configurations:
@@ -114,18 +139,39 @@ class Capture:
         self.tape.add_launch(self._kernel, variants, tuning)
         tuner.best_config = configurations[self.best % len(configurations)]
 
-    def _tuning(self, tuner: Any, kwargs: dict[str, Any], configuration: Any) -> list[list[Json]] | None:
-        """What the tuner does before and after each launch that it tries, and when it is over, the first time for each
-        key; None where it has tuned for the key."""
+    def _key(self, tuner: Any, kwargs: dict[str, Any]) -> Any:
+        """What a tuner tunes for once."""
         everything = tuner.nargs | kwargs
         key = [everything[name] for name in tuner.keys if name in everything]
         key += [str(value.dtype) for value in everything.values() if hasattr(value, "dtype")]
-        place = id(tuner), tuple(map(str, key))
-        if place in self._tuned:
+        return id(tuner), tuple(map(str, key))
+
+    def _pruned(self, tuner: Any, kwargs: dict[str, Any], key: Any) -> Sequence[Any]:
+        """The configurations that a tuner tries for a key, which it asks for once.
+
+        Raises:
+            NotRecordableError: choosing them takes operations or launches, which a GPU makes once.
+        """
+        if key not in self._left:
+            with self.tape.phase() as steps:
+                found = tuner.prune_configs(kwargs)
+            if steps:
+                raise NotRecordableError(
+                    f"a function of prune_configs_by of {tuner.base_fn.__name__} makes "
+                    f"{steps[0].get('op', 'a launch')}, which a GPU does once and not in each call: let it choose by "
+                    "shapes alone"
+                )
+            self._left[key] = tuner, found
+        return self._left[key][1]
+
+    def _tuning(self, tuner: Any, kwargs: dict[str, Any], configuration: Any, key: Any) -> list[list[Json]] | None:
+        """What the tuner does before and after each launch that it tries, and when it is over, the first time for each
+        key; None where it has tuned for the key."""
+        if key in self._tuned:
             return None
-        self._tuned[place] = tuner
+        self._tuned[key] = tuner
         _check_measure(tuner)
-        everything |= configuration.all_kwargs()
+        everything = tuner.nargs | kwargs | configuration.all_kwargs()
         return [
             self._of_hook(lambda: tuner.pre_hook(everything)),
             self._of_hook(lambda: tuner.post_hook(everything, exception=None)),
@@ -201,6 +247,7 @@ def install() -> None:
     JITFunction.run = _run
     Autotuner.run = _tune
     Autotuner.best_config = property(_best_config, _set_best_config)
+    JITFunction.device_caches, Autotuner.cache = _remembered("device_caches"), _remembered("cache")
     run = Heuristics.run
 
     def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -279,6 +326,18 @@ def _best_config(self: Any) -> Any:
     return vars(self)[_BEST]
 
 
+def _remembered(name: str) -> property:
+    """What Triton keeps from launch to launch: nothing here, where nothing is compiled or tuned."""
+
+    def read(self: Any) -> Any:
+        raise NotRecordableError(
+            f"host code reads {name} of a kernel, in which Triton keeps what it has compiled or tuned and of which "
+            "later launches are made: leave it alone"
+        )
+
+    return property(read, lambda self, kept: vars(self).update({name: kept}))
+
+
 def _set_best_config(self: Any, found: Any) -> None:
     vars(self)[_BEST] = found
 
@@ -291,6 +350,10 @@ def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Js
         NotRecordableError: an option, or a value of one, that a program cannot carry.
     """
     plain = vars(backend().parse_options({}))
+    for name, value in kwargs.items():
+        if name in plain and name not in function.arg_names and type(value) not in (bool, int, float, str, type(None)):
+            said = option_fault(name, value) or f"{name} of a launch is a plain number"
+            raise NotRecordableError(f"a launch of {function.__name__}(): {said}")
     try:
         chosen = vars(backend().parse_options(dict(kwargs)))
     except (AssertionError, TypeError) as error:

@@ -53,6 +53,8 @@ class Places:
         self._pinned: dict[int, torch.UntypedStorage] = {}
         self.pretending = 0
         """How many calls are under way in which the device without memory stands for the GPU."""
+        self.implied = DEVICE
+        """Where the call under way makes what it makes of its own accord."""
         self._shared: dict[int, torch.UntypedStorage] = {}
         self.copying = False
         """Whether a tensor is being made of a copy of Python's numbers."""
@@ -159,8 +161,8 @@ class Places:
             RuntimeError: it was given tensors of two devices, as PyTorch raises it.
         """
         if makes and asked is not None:
-            gpu = asked.type == "cuda" or (asked.type == "meta" and self.pretending)
-            device = HOST if asked.type == "cpu" else DEVICE if gpu else NOWHERE
+            implied = self.implied if asked.type == "meta" and self.pretending else NOWHERE
+            device = HOST if asked.type == "cpu" else DEVICE if asked.type == "cuda" else implied
         elif makes:
             device = self.device_of(given[0]) if given else HOST
         else:

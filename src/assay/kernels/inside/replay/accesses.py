@@ -90,7 +90,7 @@ class Accesses:
 
     def __init__(self, memory: Memory, two_ways: bool = False) -> None:
         """`two_ways`: whether kernels may come to memory through descriptors."""
-        self._two_ways, self._program = two_ways, 0
+        self._two_ways = two_ways
         self._units: Units | None = None
         order = sorted(range(len(memory.raw)), key=lambda place: memory.raw[place].data_ptr())
         order = [place for place in order if memory.raw[place].numel()]
@@ -145,7 +145,6 @@ class Accesses:
     def begin(self, program: int) -> None:
         """A program begins."""
         self.ran.append(program)
-        self._program = program
         self._made_so_far = self._results = 0
         self._doubtful = {}
         self._ordering.begin(program)
@@ -157,14 +156,14 @@ class Accesses:
 
     def suspend(self) -> Any:
         """Another program is to run; gives back what `resume` takes."""
-        own = (self._program, self._lanes, self._made_so_far, self._results, self._doubtful)
+        own = (self._lanes, self._made_so_far, self._results, self._doubtful)
         self._lanes = self._spare.pop() if self._spare else self._new_lanes()
         return own, self._ordering.suspend()
 
     def resume(self, state: Any) -> None:
         """A program goes on."""
         self._spare.append(self._lanes)
-        (self._program, self._lanes, self._made_so_far, self._results, self._doubtful), ordering = state
+        (self._lanes, self._made_so_far, self._results, self._doubtful), ordering = state
         self._ordering.resume(ordering)
 
     def barrier(self) -> None:
@@ -286,7 +285,7 @@ class Accesses:
     def _look_at_units(self, units: Units, storage: int, slots: Any, access: Access) -> None:
         """Refuse what reaches memory in two ways that do not wait for each other."""
         reads, writes = access.what != "store", access.what != "load"
-        elements = units.take(storage, slots, self._program, apart=access.apart, reads=reads, writes=writes)
+        elements = units.take(storage, slots, apart=access.apart, reads=reads, writes=writes)
         if elements:
             refuse(WrongValueError(_TWO_WAYS.format(self.name, elements)))
 

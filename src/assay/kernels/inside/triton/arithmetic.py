@@ -80,6 +80,10 @@ def _comparison(sign: str, function: Callable[[Any, Any], Any]) -> Callable[[Any
             if all(isinstance(side, (*NUMBER, tl.tensor)) for side in (left, right)):
                 return function(left, right)
         elif sign in ("==", "!="):
+            if all(isinstance(side, tl.dtype) and side.scalar.is_ptr() for side in (left, right)):
+                raise MeaningError(
+                    f"{sign} of the types of two pointers: compare what they point to (dtype.element_ty)"
+                )
             if all(side is None or isinstance(side, (*NUMBER, str, tl.dtype)) for side in (left, right)):
                 return bool(function(left, right))
         elif isinstance(left, NUMBER) and isinstance(right, NUMBER):

@@ -219,6 +219,8 @@ def loop(
         leave()
 
 
+AHEAD = 33
+"""Turns that Triton may look ahead for in a loop that it pipelines: more than it takes stages."""
 _WARPS_APART = 2
 """Stages of a loop whose loads other warps make."""
 
@@ -266,10 +268,21 @@ def unused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_counter(first: int, last: int, stride: int, kind: Any) -> None:
-    """A counter goes one step beyond the last value, and begins anew where its type ends: the loop would go on."""
-    end = first + -(-(last - first) // stride) * stride
-    if first < last and stride > 0 and end >= 1 << (kind.int_bitwidth - 1):
+    """A counter goes a step beyond the last value, and begins anew where its type ends: the loop would go on. Triton
+    makes a loop upwards of one downwards, takes one bound from the other, and looks some turns ahead for what it loads
+    early."""
+    if first == last or (first < last) != (stride > 0):
+        return
+    low, high = min(first, last), max(first, last)
+    ahead, most = AHEAD * abs(stride), 1 << (kind.int_bitwidth - 1)
+    end = low + -(-(high - low) // abs(stride)) * abs(stride)
+    if end >= most:
         raise MeaningError(f"a loop whose counter would reach {end}, which {kind} does not hold: use int64 bounds")
+    if high - low >= most or low - ahead < -most or high + ahead >= most:
+        raise MeaningError(
+            f"a loop from {first} to {last} by {stride}, of which {kind} does not hold the distance, or {AHEAD} steps "
+            "more: Triton takes one bound from the other, and looks that far ahead. Use int64 bounds"
+        )
 
 
 def static_loop(arg1: Any, arg2: Any = None, step: Any = 1) -> Iterator[int]:

@@ -42,13 +42,14 @@ MADE_OF = {
     "arith.maxui": "llvm.intr.umax",
     "arith.minsi": "llvm.intr.smin",
     "arith.minui": "llvm.intr.umin",
-    "tt.addptr": "llvm.getelementptr",
 }
 """What the compiler knows something of -> what it makes of it."""
 _PLACE = re.compile(r"^(#loc\d*) = loc\((.*)\)$", re.M)
 _NAMED = re.compile(r"#loc\d*")
 _PACKED = re.compile(r"^\s*(%[\w.$-]+) = llvm\.insertvalue (%[\w.$-]+), (%[\w.$-]+)\[\d+\]")
-_MADE = re.compile(r"^\s*(%[\w.$-]+) = \"?(llvm[\w.]+)\"?.* loc\((#loc\d*)\)$")
+_MADE = re.compile(r"^\s*(%[\w.$-]+) = \"?(llvm[\w.]+)\"?.* loc\(#loc\d*\)$")
+_SPLAT = re.compile(r"^\s*%[\w.$-]+ = llvm\.bitcast %[\w.$-]+ : (\S+) to \1 ")
+"""One number is made a block of: it is given the type that it has."""
 _BLOCKED = re.compile(r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[([\d, ]+)\].*? order = \[([\d, ]+)\]", re.M)
 _LAYOUT = re.compile(r"tensor<[^<>#]*(?:<[^<>]*>)?[^<>#]*, (#.*)>$")
 _SLICE = re.compile(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>$")
@@ -170,7 +171,7 @@ def _packed(made: str) -> dict[tuple[str, str], list[list[str]]]:
             values, _ = open_.pop(packed[3], ([], ""))
             place = line.rpartition(" loc(")[2].removesuffix(")")
             open_[packed[1]] = [*values, packed[2]], place
-        elif (match := _MADE.match(line)) is not None:
+        elif (match := _MADE.match(line)) is not None and _SPLAT.match(line) is None:
             makers[match[1]] = match[2]
     found: dict[tuple[str, str], list[list[str]]] = {}
     for values, place in open_.values():

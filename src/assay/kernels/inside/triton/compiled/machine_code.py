@@ -18,6 +18,8 @@ _MOVES = re.compile(_BEGIN + r"(?:ld|st|atom|red)([.\w:]*)\.(?:b|u|s|f|bf)(\d+)(
 _VECTOR = re.compile(r"\.v(\d)\b")
 _COPIES = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[.\w:]* [^;]*?\], \[[^\]]*\], (0x[0-9a-f]+|\d+)")
 _TOUCHES = re.compile(r"\b(?:ld|ldu|st|atom|red)\.[\w.:]*global|\bcp\.async\.c[ag]\.")
+_OF_CONSTANTS = re.compile(r"\bld\.global\.nc\b")
+"""A load of a table of the compiler's own functions: those of a kernel never go this way."""
 _TRAP = re.compile(_BEGIN + "trap;", re.M)
 _ELSEWHERE = (".shared", ".local", ".param")
 """Memory that ends with the kernel, and the arguments of calls."""
@@ -63,7 +65,7 @@ def widths(ptx: str, file: str, sites: Mapping[tuple[int, int], int]) -> dict[tu
 def _moved(line: str) -> int:
     """Bytes that an instruction moves at once to or from global memory; 0 for any other one. One that is not understood
     may move as many as there are."""
-    if _TOUCHES.search(line) is None:
+    if _TOUCHES.search(line) is None or _OF_CONSTANTS.search(line) is not None:
         return 0
     if (copied := _COPIES.search(line)) is not None:
         return int(copied[1], 0)
