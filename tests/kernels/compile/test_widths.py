@@ -97,6 +97,7 @@ TEXT = """
 	@%p1 atom.global.gpu.acq_rel.add.noftz.f16x2 %r14, [ %rd2 + 0 ], %r15;
 	.loc	1 10 4                          // <kernels>:10:4
 	@%p1 st.global.b8 [ %rd2 + 0 ], { %r15 };
+	ld.global.nc.v4.b32 	{%r1, %r2, %r3, %r4}, [%rd4];
 	.loc	1 12 8                          // <kernels>:12:8
 	st.async.weak.shared.b32 [%r1], %r2;
 	{ .reg .pred p; setp.ne.u32 p, %r1, 0; @p ld.global.b32 %r2, [ %rd2 + 0 ]; }

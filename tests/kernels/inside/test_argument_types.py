@@ -10,7 +10,15 @@ from support.kernel_graders import Bench
 
 KERNEL = """
 import numpy as np
+from triton.tools.tensor_descriptor import TensorDescriptor as Desc
+def hidden(x):
+    other = x.view(-1)
+    other.data_ptr = x.data_ptr
+    return other
 class Whole(int): pass
+class Text(str): pass
+class Held(tl.constexpr): pass
+class Row(tuple): pass
 class Says:
     def __index__(self): return 3
 class Types: int8, constexpr = tl.int32, tl.int32
@@ -21,6 +29,7 @@ def kernel(x, out, n, a TYPE, BLOCK: tl.constexpr):
     m = i < n
     tl.store(out + i, tl.load(x + i, mask=m), mask=m)
 """
+LOOKS = "that only looks like a number or a text to Triton"
 RAISES, LARGE = "so Triton raises at the launch", "too large to represent"
 OTHER_NAME = "or the type by its own name"
 CONSTANT, NO_TYPE = ": tl.constexpr", "the argument a of kernel() has no type in a kernel"
@@ -41,6 +50,17 @@ GIVEN: dict[str, tuple[str, str, str]] = {
     "one for a parameter of a type": ("tl.constexpr(4)", ": tl.int32", IS_CONSTANT),
     "a compile-time dtype": ("tl.float16", CONSTANT, ""),
     "a compile-time text": ("'sum'", CONSTANT, ""),
+    "a compile-time shape": ("x.shape", CONSTANT, ""),
+    "a compile-time number of a class": ("Whole(4)", CONSTANT, LOOKS),
+    "a compile-time text of a class": ("Text('sum')", CONSTANT, LOOKS),
+    "a compile-time tuple of a class": ("Row((1, 2))", CONSTANT, LOOKS),
+    "one in a compile-time tuple": ("(1, (2, Whole(4)))", CONSTANT, LOOKS),
+    "one in a constant": ("tl.constexpr(Whole(4))", CONSTANT, LOOKS),
+    "a constant of a class": ("Held(4)", CONSTANT, "of a class made of tl.constexpr"),
+    "a tensor of another address": ("((hidden(x),),)", "", "a data_ptr of its own"),
+    "a descriptor of numbers": ("Desc(x, [128], [1], [64])", "", ""),
+    "a descriptor of numbers of a class": ("Desc(x, [Whole(128)], [1], [64])", "", "something else than plain numbers"),
+    "a descriptor of another address": ("Desc(hidden(x), [128], [1], [64])", "", "a data_ptr of its own"),
     "a whole number for an annotated one": ("3", ": tl.int32", ""),
     "a float of NumPy's": ("np.float32(2)", "", NO_TYPE),
     "a whole number of NumPy's": ("np.int64(2)", "", NO_TYPE),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,8 @@ FOUND: dict[str, tuple[str, Callable[[Any, pytest.MonkeyPatch], Any]]] = {
     "code": ("the code of", lambda t, patch: patch.setattr(t.cdiv.fn, "__code__", _other.__code__)),
     "a module": ("sys.modules", lambda t, patch: patch.setitem(sys.modules, "triton.knobs", types.ModuleType("x"))),
     "Python's": ("ast.parse", lambda t, patch: patch.setattr(sys.modules["ast"], "parse", len)),
+    "a method of Python's": ("Popen.__init__", lambda t, patch: patch.setattr(subprocess.Popen, "__init__", len)),
+    "one of what is imported alone": ("Path.read_bytes", lambda t, patch: patch.setattr(Path, "read_bytes", len)),
     "all of the environment": ("os.environ", lambda t, patch: patch.setattr(sys.modules["os"], "environ", {})),
     "the environment": ("TRITON_CACHE_DIR", lambda t, patch: patch.setenv("TRITON_CACHE_DIR", "/nowhere")),
 }

@@ -153,3 +153,61 @@ def test_forward_may_know_the_best_configuration_and_not_do_otherwise_for_it(ben
         assert said in ran.fault["message"] and ran.fault["kind"] == ("unsupported" if name == "decides" else "error")
     else:
         assert np.array_equal(ok(ran), X)
+
+
+PRUNING = "def left(configurations, arguments, **more):\n    CHOICE\n"
+PRUNES = TUNED.replace("CONFIGURATIONS", SIZES).replace("OPTIONS", ", prune_configs_by={'early_config_prune': left}")
+
+
+def test_a_key_is_pruned_for_once(bench: Bench) -> None:
+    head = PRUNING.replace("CHOICE", "return configurations[:1] if arguments['x'].dim() == 1 else configurations[1:]")
+    code = head + PRUNES.replace("BODY", "tl.store(out + i, 0.0 * v + BLOCK, mask=m)")
+    twice = f"{LAUNCH}\n{LAUNCH.replace('(x, out, n)', '(x.view(2, -1), out, n)')}"
+    assert (ok(bench.run(module(code, twice), X, outputs=OUT)) == 64).all()
+    other = twice.replace("out, n)", "out, n - 1)", 2).replace("out, n - 1)", "out, n)", 1)
+    assert (ok(bench.run(module(code, other), X, outputs=OUT))[:-1] == 32).all(), "another key"
+
+
+@pytest.mark.parametrize("choice", ["arguments['out'].zero_()", "kernel.fn[(1,)](*arguments.values(), BLOCK=64)"])
+def test_pruning_does_nothing_else(bench: Bench, choice: str) -> None:
+    code = PRUNING.replace("CHOICE", f"{choice}; return configurations") + PRUNES.replace("BODY", COPIES)
+    fault = bench.run(module(code, LAUNCH), X, outputs=OUT).fault
+    assert "which a GPU does once and not in each call" in fault["message"], fault
+
+
+TAMPERED = {
+    "what is compiled": "kernel.fn.device_caches.clear()",
+    "what is tuned": "kernel.cache.clear()",
+}
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_what_triton_keeps_is_left_alone(bench: Bench, name: str) -> None:
+    code = PRUNES.replace("BODY", COPIES).replace(", prune_configs_by={'early_config_prune': left}", "")
+    fault = bench.run(module(code, f"{LAUNCH}\n{TAMPERED[name]}"), X, outputs=OUT).fault
+    assert fault["kind"] == "unsupported" and "later launches are made" in fault["message"], fault
+
+
+CHANGED = "changes what the kernel is launched with"
+GRIDS = {
+    "a number": ("meta['n'] = 4", CHANGED),
+    "one that is equal": ("meta['n'] = n + 0", ""),
+    "another argument": ("meta['more'] = 4", CHANGED),
+    "none": ("del meta['x']", CHANGED),
+    "memory": ("x.data = x.data.clone()", CHANGED),
+    "a global": ("globals().update(ONE=tl.constexpr(2))", "has changed since we compiled"),
+    "nothing": ("meta['BLOCK']", ""),
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_grid_function_says_the_grid_and_does_nothing_more(bench: Bench, name: str) -> None:
+    change, said = GRIDS[name]
+    head = "ONE = tl.constexpr(1)\n@triton.jit\ndef kernel(x, out, n, BLOCK: tl.constexpr):\n"
+    head += "    i = tl.arange(0, BLOCK)\n    tl.store(out + i, tl.load(x + i, mask=i < n) * ONE, mask=i < n)\n"
+    launch = f"def grid(meta):\n    {change}\n    return (1,)\nkernel[grid](x, out, n, BLOCK=128)"
+    ran = bench.run(module(head, launch), X, outputs=OUT)
+    if said:
+        assert said in ran.fault["message"], ran.fault
+    else:
+        assert np.array_equal(ok(ran), X)

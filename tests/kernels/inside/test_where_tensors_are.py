@@ -30,6 +30,14 @@ DEVICES = {
         "crash",
         "same device",
     ),
+    "a choice on the host": (f"torch.where(torch.arange(4) > 1, 1.0, 0.0).mul_(torch.ones(4))\n{RIGHT}", "ok", ""),
+    "places set on the host": (f"h = torch.zeros(4)\nh[h > 1] = 5.0\n{RIGHT}", "cheat", "index_put is not run"),
+    "classes on the host": (
+        f"torch.nn.functional.one_hot(torch.arange(4), 4).add_(torch.ones(1))\n{RIGHT}",
+        "crash",
+        "",
+    ),
+    "a choice on the GPU": (f"torch.where(x[0, :9] > 1, 1.0, 0.0).mul_(x[0, :9])\n{RIGHT}", "ok", ""),
     "a number of the host": (f"x = x.clone()\nx[0, 0].mul_(torch.tensor(1.0))\n{RIGHT}", "ok", ""),
     "a weight of the host": (f"torch.lerp(x[0, :9], x[0, :9], torch.tensor(0.5))\n{RIGHT}", "ok", ""),
     "what begins at a number of the host": (

@@ -155,3 +155,43 @@ def test_other_buffers_and_other_constants_differ() -> None:
     assert compared([one], [two], constants={5: "AA==", 6: "AQ=="}).differs
     assert not compared([one], [two], constants={5: "AA==", 6: "AA=="}).differs
     assert not compared([one], [two]).differs  # fresh in both
+
+
+def copy(to: int, of: int) -> Any:
+    return operation("copy_.default", window(to), window(of), outs=(window(to),))
+
+
+def chained(first: int, *places: int) -> list[Any]:
+    """Copies through memory that no launch names, each place from the one before, to what a launch is given. `first`:
+    the number of the first of it; the first two are made of storages 1 and 2."""
+    made = [operation("clone.default", window(1 + one), outs=(window(first + one),)) for one in (0, 1)]
+    pairs = zip(places[1:], places[:-1], strict=True)
+    moves = [
+        operation("copy_.default", window(first + to), window(first + of), outs=(window(first + to),))
+        for to, of in pairs
+    ]
+    last = operation("copy_.default", window(first + 9), window(first + places[-1]), outs=(window(first + 9),))
+    return [*made, *moves, last, launch(x={"window": window(first + 9)})]
+
+
+def test_memory_that_no_launch_names_is_told_apart() -> None:
+    def differs(one: list[Any], other: list[Any]) -> str:
+        return str(compared(one, other, before=4).differs)
+
+    assert not differs(chained(20, 0, 2), chained(40, 0, 2))
+    assert "call 2 of forward runs what the first one does not: copy_.default" in differs(
+        chained(20, 0, 2), chained(40, 1, 2)
+    )
+    assert "copy_.default" in differs(chained(20, 0, 2, 3), chained(40, 0, 2, 0))
+    pack = operation("clone.default", window(3), outs=(window(60),))
+    assert not differs([pack, *chained(20, 0, 2)], chained(40, 0, 2)), "a later call may leave out operations"
+
+
+def test_allocators_and_what_tuners_do_are_compared() -> None:
+    plain = launch(x={"window": window(5)})
+    given, hook = plain | {"allocator": True}, operation("zero_.default", window(5), outs=(window(5),))
+    tuned, restored = plain | {"tuning": [[], [], []]}, plain | {"tuning": [[hook], [], []]}
+    for one, other in ((given, plain), (plain, given), (plain, tuned), (restored, tuned), (tuned, restored)):
+        assert "launch 1 (double, line 9) differs" in compared([one], [other]).differs
+    for one, other in ((given, given), (tuned, plain), (restored, restored), (restored, plain)):
+        assert not compared([one], [other]).differs

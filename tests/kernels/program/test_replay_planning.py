@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import tokenize
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import NO_KERNEL
-from assay.kernels.program.planning import AT_ONCE, MAX_TOGETHER, configurations, plan
+from assay.kernels.program.planning import AT_ONCE, MAX_TOGETHER, _logical_lines, configurations, plan
 from assay.kernels.program.reading import Refusal, read
 from support.kernel_graders import Bench
 from support.programs import N, launch, made, operation, written
@@ -174,6 +175,19 @@ def test_calls_are_added_wherever_the_language_sees_the_result_of_an_atomic_oper
     program = made(kernels=[{"name": "double", "source": source, "names": names, "line": 1}])
     calls = plan(program, DRAW, 5, random.Random(8))
     assert [call.skip for call in calls].count(NO_KERNEL) == 6 + AT_ONCE * asks
+
+
+@pytest.mark.parametrize("text", ["'a\n" * 9_000, 'x = """\n' + "\n" * 9_000, "\ufdfa" * 2_000, "(" * 40_000])
+def test_a_text_that_takes_long_to_read_is_taken_for_one_that_asks(text: str) -> None:
+    source = f"# atomic_\n{text}\n"
+    kernel = {"name": "double", "source": source, "names": {}, "line": 1}
+    calls = plan(made(kernels=[kernel]), DRAW, 5, random.Random(8))
+    assert [call.skip for call in calls].count(NO_KERNEL) == 6 + AT_ONCE
+
+
+def test_reading_ends_at_the_first_quote_that_does_not_end() -> None:
+    with pytest.raises((SyntaxError, tokenize.TokenError)):
+        next(_logical_lines("'" * 9))
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,16 @@ def test_gathers_at_fixed_places_are_moves() -> None:
     assert weight_work(built(DRAWN, fixed, add(A, A, A))).amount == N
 
 
+def test_what_a_drawn_sum_reads_counts_wherever_it_lies() -> None:
+    scales = [W, "float32", [4], [1], 4]
+    within = operation("normal.float_Tensor", 0.0, {"window": scales}, outs=(window(W),), out=window(W))
+    assert weight_work(built(DRAWN, within, used=W)).amount == N
+    itself = operation("normal.float_Tensor", 0.0, window(W), outs=(window(W),), out=window(W))
+    assert weight_work(built(DRAWN, itself, used=W)).amount == N
+    again = operation("normal_.default", window(W), 0.0, 1.0, outs=(window(W),))
+    assert weight_work(built(DRAWN, again, used=W)).amount == 0
+
+
 def test_launches_on_tainted_storages() -> None:
     launched = launch(x={"window": window(W)}, y={"window": window(A)})
     assert len(weight_work(built(DRAWN, launched)).launches) == 1
