@@ -101,7 +101,7 @@ class Pretended(OnCpu):
 
     def _called(self, func: Any, *args: Any, **given: Any) -> Any:
         """What a function gives where the device without memory stands for the GPU."""
-        outer, self._places.implied = self._places.implied, self._implied((*args, *given.values()), given)
+        outer, self._places.implied = self._places.implied, functools.partial(self._implied, args, given)
         self._places.pretending += 1
         self._places.casting = torch.is_autocast_enabled("cuda")
         try:
@@ -111,9 +111,10 @@ class Pretended(OnCpu):
             self._places.pretending -= 1
             self._places.casting = False
 
-    def _implied(self, values: Sequence[Any], given: Mapping[str, Any]) -> torch.device:
+    def _implied(self, args: Sequence[Any], given: Mapping[str, Any]) -> torch.device:
         """Where a function makes tensors of its own accord: on the host where all that it is given is there, and
         nothing else was asked for."""
+        values = (*args, *given.values())
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         named = "device" in given or any(value is META for value in values)
         return HOST if tensors and not named and all(map(self._places.is_on_host, tensors)) else DEVICE

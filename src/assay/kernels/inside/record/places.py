@@ -6,7 +6,7 @@ recording are without memory or hold literal values, so that this is only noted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Places:
         self._pinned: dict[int, torch.UntypedStorage] = {}
         self.pretending = 0
         """How many calls are under way in which the device without memory stands for the GPU."""
-        self.implied = DEVICE
+        self.implied: Callable[[], torch.device] = lambda: DEVICE
         """Where the call under way makes what it makes of its own accord."""
         self._shared: dict[int, torch.UntypedStorage] = {}
         self.copying = False
@@ -161,7 +161,7 @@ class Places:
             RuntimeError: it was given tensors of two devices, as PyTorch raises it.
         """
         if makes and asked is not None:
-            implied = self.implied if asked.type == "meta" and self.pretending else NOWHERE
+            implied = self.implied() if asked.type == "meta" and self.pretending else NOWHERE
             device = HOST if asked.type == "cpu" else DEVICE if asked.type == "cuda" else implied
         elif makes:
             device = self.device_of(given[0]) if given else HOST

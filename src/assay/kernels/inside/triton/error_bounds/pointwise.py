@@ -129,7 +129,7 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
             limits = rounded(found, limits, lambda: _settled_product(lhs, rhs))
         limits = _of_zeros(found, limits, (lhs, rhs))
     limits = total(limits, _rounding(found, lhs, rhs), _multiplied_on(found, lhs, rhs))
-    if np.any(edge := _at_the_edge(found, lhs, rhs)):
+    if np.any(edge := _at_the_edge(found, np.multiply, lhs, rhs)):
         limits = np.where(edge, UNKNOWN, or_zero(limits))
     if current().fuses:
         limits = total(limits, _doubled(lhs, rhs), _doubled(rhs, lhs))
@@ -148,14 +148,14 @@ def _multiplied_on(found: Any, lhs: Any, rhs: Any) -> Any:
     return 2.0 * last_bits(values, found.dtype)
 
 
-def _at_the_edge(found: Any, lhs: Any, rhs: Any) -> Any:
-    """Products so near the largest number that a sum which takes them unrounded may or may not pass it."""
+def _at_the_edge(found: Any, operation: Callable[..., Any], lhs: Any, rhs: Any) -> Any:
+    """Results so near the largest number that one with other last bits, or a sum that takes them unrounded, may or may
+    not pass it."""
     most = LARGEST[found.dtype.scalar.name]
-    values = wide(found)
-    if not (np.abs(values) > most / 2.0).any():
+    if not (np.abs(wide(found)) > most / 2.0).any():
         return False
     with np.errstate(all="ignore"):
-        size = np.abs(wide(lhs) * wide(rhs))
+        size = np.abs(operation(wide(lhs), wide(rhs)))
     return np.isfinite(size) & (np.abs(size - most) < most * _EDGE)
 
 
@@ -237,6 +237,8 @@ def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
     values = wide(found)
     plain = ~np.isfinite(values) | (values == 0) | np.broadcast_to(powers_of_two(wide(rhs)), values.shape)
     own = np.where(plain, 0.0, (_DIVISION + UNROUNDED) * last_bits(np.where(plain, 0.0, values), found.dtype))
+    if np.any(edge := _at_the_edge(found, np.divide, lhs, rhs)):
+        own = np.where(edge, UNKNOWN, own)
     return total(limits, own)
 
 
