@@ -27,6 +27,7 @@ from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import trial
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.source_text import MAX_SOURCE_CHARACTERS
 from assay.kernels.text.examining import examine
 from assay.kernels.verdicts import KINDS, Verdict
 from assay.sandbox import AfterRound, Job, JobResult
@@ -755,3 +756,9 @@ def test_a_fault_of_the_grader_is_an_infra_error_and_ends_nothing(
     verdict = bench.grade(SMALL, candidate())
     assert verdict.errored and "the grader itself failed" in verdict.message and "a fault of ours" in verdict.message
     assert "a fault of Assay's" in caplog.text
+
+
+def test_a_source_that_is_too_long_is_not_sent_anywhere(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.kernels.grader.without_mark", None)
+    verdict = bench.grade(SHIPPED["1/1"], "#" * (MAX_SOURCE_CHARACTERS + 1), QUICK)
+    assert (verdict.kind, verdict.stage) == ("compile_error", "parse") and "100001 characters" in verdict.message

@@ -30,7 +30,7 @@ from assay.kernels.program.grading import Grading, Size, of_compiler
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.sandboxes import sandbox_for
-from assay.kernels.source_text import without_mark
+from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, without_mark
 from assay.kernels.text.examining import VERSION as TEXT_VERSION
 from assay.kernels.text.job import examined, of_text, unread
 from assay.kernels.timing.jobs import HARNESS as TIMED
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 MODULE: Form = "module"
 PROGRAM: Form = "program"
 
-VERSION = f"21.{TEXT_VERSION}"
+VERSION = f"22.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
 
@@ -135,6 +135,9 @@ class Grader:
         """
         if self._closed:
             return _closed(problem)
+        if len(code) > MAX_SOURCE_CHARACTERS:  # of which nothing is copied or sent
+            said = f"the source has {len(code)} characters; at most {MAX_SOURCE_CHARACTERS} are read"
+            return Verdict("compile_error", "parse", said, problem=problem.hash)
         code = without_mark(code)
         if self.config.backend == "cuda" and self.config.device == "cpu":
             return replace(await self._cuda_text(code), problem=problem.hash)

@@ -35,7 +35,7 @@ memory; or the sandbox itself failed, which says nothing about the candidate."""
 MAX_ROUNDS = 1000
 STDERR_BYTES = 4096
 """What is kept of a child's standard output and error."""
-REPORT_BYTES = 65536
+REPORT_BYTES = 1 << 18
 """Room for a child's report, as JSON."""
 
 

@@ -211,3 +211,13 @@ def test_a_grid_function_says_the_grid_and_does_nothing_more(bench: Bench, name:
         assert said in ran.fault["message"], ran.fault
     else:
         assert np.array_equal(ok(ran), X)
+
+
+@pytest.mark.parametrize("option", ["num_stages", "num_warps", "maxnreg", "enable_fp_fusion"])
+def test_a_parameter_may_have_the_name_of_an_option(bench: Bench, option: str) -> None:
+    head = f"@triton.jit\ndef kernel(x, out, n, BLOCK: tl.constexpr, {option}: tl.constexpr):\n"
+    head += "    i = tl.arange(0, BLOCK)\n"
+    head += f"    tl.store(out + i, tl.load(x + i, mask=i < n) + {option}, mask=i < n)\n"
+    value = "True" if option == "enable_fp_fusion" else "32"
+    ran = bench.run(module(head, f"kernel[(1,)](x, out, n, BLOCK=128, {option}={value})"), X, outputs=OUT)
+    assert np.array_equal(ok(ran), X + int(value == "True" or 32))

@@ -45,6 +45,8 @@ def early(lines: str) -> tuple[list[str], int]:
     return sorted(names), loops
 
 
+FLAT = "for k in tl.range(0, n, flatten=True):\n"
+IN_STAGES = "    for j in tl.range(0, k, num_stages=2):\n        v = tl.load(out + j)"
 STAGED = "for k in tl.range(0, n, num_stages=3):\n    "
 LOOP = "for k in range(n):\n    "
 EARLY = {
@@ -66,6 +68,9 @@ EARLY = {
         ["out"],
         1,
     ),
+    "a flattened loop around one with stages": (FLAT + IN_STAGES, ["out"], 1),
+    "a flattened loop with a barrier": (f"{FLAT}    tl.debug_barrier()\n{IN_STAGES}", ["out"], 1),
+    "a flattened loop that loads nothing": (FLAT + "    for j in range(k):\n        v = 1", [], 0),
     "a helper that loads": (STAGED + "tl.store(out + k, loads(x + k))", ["x"], 1),
     "what feeds a product": (
         LOOP + "a = tl.load(x)\n    b = tl.load(out)\n    c = a.to(tl.float16) * 2\n    d = tl.dot(c, c) + b", ["x"], 1,

@@ -103,6 +103,7 @@ MORE = {
     "its own place": ("tl.store(work + tl.program_id(0), tl.load(x_ptr))", "ok"),
     "the same bytes": ("tl.store(work, 1.0)", "ok"),
     "the same bytes, read again": ("tl.store(work, 1.0)\n    tl.debug_barrier()\n    s *= tl.load(work)", "ok"),
+    "the same bytes, once they were others": ("tl.store(work, 2.0)\n    tl.store(work, 1.0)", "wrong"),
     "other bytes": ("tl.store(work, tl.program_id(0) * 1.0)", "wrong"),
     "what the next one writes": (
         "tl.store(work + tl.program_id(0), 0.0)\n    s += 0 * tl.load(work + (tl.program_id(0) + 1) % 8)",
@@ -116,6 +117,23 @@ def test_places_that_programs_share(trials: Trials, more: str) -> None:
     text, end = MORE[more]
     outcome = trials.run(SNAKE, BESIDE.replace("MORE", text))
     assert outcome.end == end, outcome
+
+
+TICKET = "tl.atomic_add(work, 1.0, sem='relaxed')\n    t = tl.atomic_add(work + 1, 1.0)\n"
+LAST = f"{TICKET}    if t == tl.num_programs(0) - 1.0:\n        s *= 1.0 + 0.0 * tl.load(work)"
+SUMS = {
+    "by a ticket": (LAST, "ok"),
+    "by a relaxed ticket": (LAST.replace("1, 1.0)", "1, 1.0, sem='relaxed')"), "wrong"),
+    "by a ticket, and loaded before": (f"s += 0.0 * tl.load(work)\n    {LAST}", "wrong"),
+    "stored over with the same bytes": ("tl.atomic_add(work, 0.0)\n    tl.store(work, 0.0)", "wrong"),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_programs_share(trials: Trials, name: str) -> None:
+    text, end = SUMS[name]
+    outcome = trials.run(SNAKE, BESIDE.replace("torch.empty(4096", "torch.zeros(4096").replace("MORE", text))
+    assert outcome.end == end and ("race" in outcome.message) == (end == "wrong"), outcome
 
 
 KINDS = ("block", "single", "barrier", "acq_rel", "acquire", "release", "relaxed")

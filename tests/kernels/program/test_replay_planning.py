@@ -177,7 +177,9 @@ def test_calls_are_added_wherever_the_language_sees_the_result_of_an_atomic_oper
     assert [call.skip for call in calls].count(NO_KERNEL) == 6 + AT_ONCE * asks
 
 
-@pytest.mark.parametrize("text", ["'a\n" * 9_000, 'x = """\n' + "\n" * 9_000, "\ufdfa" * 2_000, "(" * 40_000])
+@pytest.mark.parametrize(
+    "text", ["'a\n" * 9_000, 'x = """\n' + "\n" * 9_000, "\ufdfa" * 2_000, "(" * 40_000, "#\u0301\u0316"]
+)
 def test_a_text_that_takes_long_to_read_is_taken_for_one_that_asks(text: str) -> None:
     source = f"# atomic_\n{text}\n"
     kernel = {"name": "double", "source": source, "names": {}, "line": 1}

@@ -41,6 +41,8 @@ MESSAGE_CHARACTERS = 800
 KERNELS_TOLD = BLOCKS_TOLD = 64
 NAME_CHARACTERS = 256
 NO_REPORT = "the compile job returned no report"
+LAUNCHES_TOLD = 2048
+"""Of a program's launches so many are held against what Triton reads: a report has no room for more."""
 TOO_MANY = "too many launches have configurations that do not compile; give only configurations that do"
 CRASHED = "a native part of the compiler crashed"
 

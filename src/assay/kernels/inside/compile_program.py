@@ -26,11 +26,18 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.jit import get_jit_fn_file_line
 
 from assay.kernels import language
+from assay.kernels.compile.stage import LAUNCHES_TOLD, NAME_CHARACTERS
 from assay.kernels.inside.triton import ahead_of_time, front_end
 from assay.kernels.inside.triton.compiled import layouts
 from assay.kernels.inside.triton.compiled.variants import LINE_CHARACTERS, chosen, difference
-from assay.kernels.inside.triton.compiler_words import FILE, PASSED_OVER, Translation
-from assay.kernels.inside.triton.front_end import LAUNCHES_TOLD
+from assay.kernels.inside.triton.compiler_words import (
+    FILE,
+    MADE_ONCE,
+    NO_ALLOCATOR,
+    PASSED_OVER,
+    PRODUCT_MADE,
+    Translation,
+)
 from assay.kernels.inside.triton.stand_ins import argument
 from assay.kernels.language import CompilerText, Kernels
 from assay.kernels.language.flow.sites import of_text
@@ -38,13 +45,14 @@ from assay.kernels.program.form import Launch, Program, Step, Variant, table_of,
 from assay.kernels.program.limits import UNALLOCATED
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.source_text import lines_of
+from assay.sandbox.base import REPORT_BYTES
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
     from assay.types import Json
 
 MOST = 16
-"""Compilations of a program. Each launch is compiled in one variant at least, whatever their number."""
+"""Compilations of a program, and of each launch one at least."""
 _RAISES = (
     "Triton's autotuner passes over a configuration that fails a tl.static_assert of the kernel itself or needs more "
     "than the GPU has. At any other failure it raises, and the kernel never runs. Leave this configuration out"
@@ -56,21 +64,8 @@ _CHOSEN = (
 KERNELS_TOLD = BLOCKS_TOLD = 64
 WIDTHS_TOLD = 1024
 TEXT_CHARACTERS = 2000
-NO_ALLOCATOR = (
-    "no allocator was set, and Triton asks one for {} bytes a program, in which lie descriptors that a kernel makes. "
-    "So the launch raises. Call triton.set_allocator(f) before it, where f(size, alignment, stream) returns "
-    'torch.empty(size, device="cuda", dtype=torch.int8)'
-)
-PRODUCT_MADE = (
-    "Triton's compiler makes a product of matrices (tl.dot, which rounds operands of float32 to TF32) of the sum of "
-    "products in this line, and the grader does not compute it that way. Write tl.dot yourself, with the "
-    "input_precision that you want, or swap the operands of the product (b[None, :, :] * a[:, :, None]), of which the "
-    "compiler makes none"
-)
-MADE_ONCE = (
-    "as Triton compiles it, this line computes one value for several elements of a block: it takes them for equal by "
-    "what it concludes of tl.where, of shifts, branches and loops, and of loads, and nothing shows that they are. "
-    "Compute what is compared or divided here of sums and products of tl.arange"
+TOO_LONG = (
+    "the program has so many launches and configurations that what came of them has no room in a report: make fewer"
 )
 _WARM = """def softmax(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
@@ -127,7 +122,8 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
         ahead_of_time.read_only()
     compiler = Compiler(program, kernels)
     compiler.compile()
-    return compiler.report() | {"stored": compiler.stored(program.forward)}
+    report = compiler.report() | {"stored": compiler.stored(program.forward)}
+    return report if len(json.dumps(report)) < REPORT_BYTES // 2 else {"unreadable": TOO_LONG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +247,7 @@ class Compiler:
         except Exception as error:  # noqa: BLE001 - whatever a program makes Triton raise is data
             key = f"{place}.{number}"
             self._refuse(key, launch, error, "")
-        self._names.setdefault(key, self._kernels.functions[str(launch.kernel)].name)
+        self._names.setdefault(key, self._kernels.functions[str(launch.kernel)].name[:NAME_CHARACTERS])
         return key
 
     def _compile(self, place: int, number: int, read: bool = False) -> None:
@@ -346,7 +342,7 @@ class Compiler:
         """Of each launch, its step and the number of a table for each of its variants, -1 where it was not compiled;
         and the tables: of each access, its number, that of the helper's call, its bytes and its line. None where
         there is too much of it."""
-        if max(len(self.launches), sum(map(len, self._widths.values()))) > WIDTHS_TOLD:
+        if max(sum(map(len, self.keys)) // 8, sum(map(len, self._widths.values()))) > WIDTHS_TOLD:
             return None
         numbers = {key: number for number, key in enumerate(self._widths)}
         lines = {number: self.text.origins[line - 1] for (line, _), number in self._sites.items()} | {0: 0}

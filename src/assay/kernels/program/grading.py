@@ -176,7 +176,8 @@ class Grading:
         compiled: CompileReport | None,
     ) -> Verdict:
         """The verdict once the submission was recorded and replayed at another size too, where there is one, and
-        compiled there where it is larger. What did not compile at the first size is left out again."""
+        compiled there where it is larger or launches other kernels. What did not compile at the first size is left out
+        again."""
         size = await other()
         if size is None:
             return replace(verdict, evidence={**verdict.evidence, "sizes": 1})
@@ -191,10 +192,12 @@ class Grading:
             # Blocks of smaller sizes may be too small for a GPU's products, which says nothing about larger ones.
             if again.kind == "compile_error" and self._on_gpu and not larger:
                 again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS, on_gpu=False)
-            if again.ok and self._compiles and larger:
+            if again.ok and self._compiles and (larger or _kernels(attempt.program) - _kernels(first.program)):
                 report = await self._compile(attempt)
                 refused = of_compiler(report, {})
                 again = as_compiled(again, report) if refused is None else refused
+                if again.ok:
+                    again = await self._as_triton_reads(again, code, size, attempt, report)
         if not again.ok:
             where = f"right at the first size, but not at another one ({size.scaled.scaling})"
             return at_another_size(again, verdict, where)
@@ -283,6 +286,12 @@ def _is_tuned(attempt: Attempt) -> bool:
     """Whether a launch may be made in several ways."""
     program = attempt.program
     return any(isinstance(step, Launch) and len(step.variants) > 1 for step in program.steps)
+
+
+def _kernels(program: Program) -> set[tuple[str, str, int]]:
+    """The kernels that a program launches: their names, texts and lines."""
+    found = [program.kernels[step.kernel] for step in program.steps if isinstance(step, Launch)]
+    return {(kernel.name, kernel.source, kernel.line) for kernel in found}
 
 
 def _alike(one: Program, other: Program) -> bool:

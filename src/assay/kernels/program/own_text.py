@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from assay.kernels.compile.stage import texts_of
+from assay.kernels.compile.stage import LAUNCHES_TOLD, texts_of
 from assay.kernels.job_reports import explain, line_of
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.program.form import Launch, Program
@@ -29,6 +29,10 @@ _UNLIKE = (
 _CHARACTERS, _NAME_CHARACTERS = 1000, 100
 _LONG = "Triton was reading the kernels, in as many variants as are launched, and was"
 _LARGE = "Triton was reading the kernels, in as many variants as are launched, and had no room for that"
+_TOO_MANY = (
+    "{0} launches: Triton reads the kernels of 2,048 at most, to see that they are what their text says. Make fewer, "
+    "with larger grids or loops in the kernels"
+)
 _NOT_TOLD = "the submission was recorded a second time, and did something else than at first"
 
 
@@ -70,6 +74,9 @@ def outcome_of(result: JobResult, program: Program, texts: Sequence[str]) -> Out
         return Outcome("unsupported", f"{_LARGE} ({explain(result)})", stage="record", cpu_s=result.cpu_s)
     found = texts_of(own.get("texts"))
     launches = [step for step in program.steps if isinstance(step, Launch)]
+    if len(launches) > LAUNCHES_TOLD:
+        said = _TOO_MANY.format(len(launches))
+        return Outcome("unsupported", said, launches[LAUNCHES_TOLD].line, stage="record", cpu_s=result.cpu_s)
     if len(found) != len(texts):
         return Outcome("unsupported", _NOT_TOLD, stage="record", cpu_s=result.cpu_s)
     for launch, mine, theirs in zip(launches, texts, found, strict=False):

@@ -134,6 +134,8 @@ def _asks(program: Program) -> bool:
 
 
 def _asks_in(source: str) -> bool:
+    if len(source) > MOST_READ or any(map(unicodedata.combining, source)):  # which take long to be put in order
+        return True
     text = unicodedata.normalize("NFKC", source)  # as Python reads names
     if _ATOMIC not in text:
         return False

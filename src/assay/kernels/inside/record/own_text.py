@@ -16,6 +16,7 @@ from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.errors import TritonError
 from triton.runtime.jit import JITFunction
 
+from assay.kernels.compile.stage import LAUNCHES_TOLD
 from assay.kernels.inside.record.reads import RAISED
 from assay.kernels.inside.triton import front_end, stand_ins
 from assay.kernels.program.form import Launch, Program, Variant
@@ -62,7 +63,7 @@ class OwnTexts:
             if all(digest == front_end.PASSED_OVER for digest in found):
                 return {"refused": self._told(step, self._asserted[self._place(step, step.variants[0])])}
             texts.append(front_end.joined(found))
-        return {"texts": texts[: front_end.LAUNCHES_TOLD]}
+        return {"texts": texts[:LAUNCHES_TOLD]}
 
     def _function(self, number: int | str) -> JITFunction[Any]:
         return self._kernels[int(number)]

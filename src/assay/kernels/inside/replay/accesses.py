@@ -22,6 +22,7 @@ import numpy as np
 
 from assay.kernels.inside.replay.lanes import KINDS, Lanes, Spread
 from assay.kernels.inside.replay.memory import OF_OTHERS, UNWRITTEN, Memory
+from assay.kernels.inside.replay.order.history import History
 from assay.kernels.inside.replay.order.seen import Seen
 from assay.kernels.inside.replay.order.units import Units
 from assay.kernels.inside.replay.ordering import Ordering
@@ -44,6 +45,11 @@ _OTHER_LANES = (
 _EARLY = (
     "{0}() loads {2} elements that the same loop has stored: a compiler that pipelines the loop starts the load before "
     "the store. Call tl.debug_barrier() in the loop, after the store, which keeps it from that, or give it num_stages=1"
+)
+_EARLY_RESULT = (
+    "a race: {0}() uses the result of an atomic operation in a loop that the compiler pipelines: it makes what early "
+    "loads need iterations before what the loop stores, and starts loads before an operation that acquires. Call "
+    "tl.debug_barrier() in the loop, which keeps it from that, or give it num_stages=1"
 )
 _TWO_WAYS = (
     "a race: {0}() touches {1} elements through a descriptor and through pointers, one of the two writing. A unit "
@@ -101,6 +107,7 @@ class Accesses:
         self._known = {place: memory.known[place].numpy() for place in order}
         self._others = {place: flags.numpy() for place, flags in memory.others.items()}
         self._seen: dict[int, Seen] = {}
+        self._histories: dict[int, History] = {}
         self._launch = ("", 0)
         self._stages = 1
         self._ordering = Ordering(0)
@@ -130,7 +137,7 @@ class Accesses:
         """A launch begins: what the last one touched races with nothing any more. `stages`, `warps`: its `num_stages`
         and `num_warps`."""
         self._launch, self._stages, self._threads = (name, line), stages, WARP * warps
-        self._seen = {}
+        self._seen, self._histories = {}, {}
         self._ordering = Ordering(programs)
         self._units = Units(lambda storage: len(self._made[storage])) if self._two_ways else None
         self.ran, self.ordered, self.leaning, self.most = [], {}, {}, 0
@@ -181,6 +188,8 @@ class Accesses:
     def touched(self, access: Access) -> None:
         """Take one access into the account, before it is made."""
         pointers, mask, values = access.pointers, access.mask, access.values
+        if access.sync is not None and access.asks != "nothing" and self._lanes.is_pipelined:
+            refuse(WrongValueError(_EARLY_RESULT.format(self.name)))
         if mask is not None:
             mask = spread(mask, pointers.shape)
             at = pointers[mask]
@@ -242,6 +251,7 @@ class Accesses:
         one = access.pointers.size == 1
         if storage not in self._seen:
             self._seen[storage] = Seen(len(self._made[storage]))
+            self._histories[storage] = History(len(self._made[storage]))
         meets, races, told = self._seen[storage].take(slots, what, self._ordering, one)
         if told:
             self.ordered[_line()] = told
@@ -250,9 +260,17 @@ class Accesses:
         doubtful = self._lanes.doubtful_by_result
         kind = what if access.sync is None else KINDS[access.asks]
         beside, handed = self._lanes.take(storage, slots, kind, Spread(shape, lanes, access.early))
-        if what == "store" and not (races is None and beside is None and handed is None):
+        history, changed = self._histories[storage], None
+        if what == "store" and (
+            history.was_written(slots) or not (races is None and beside is None and handed is None)
+        ):
             changed = np.repeat(self._changed(storage, offsets, access.size, values), parts)
             changed = changed if inside is None else changed[inside]
+        if what == "store":
+            changed = history.stored(slots, changed)
+        elif what != "load":
+            history.combined(slots)
+        if changed is not None:
             races = races & changed if races is not None else None
             beside = beside & changed if beside is not None else None
             handed = handed * changed if handed is not None else None

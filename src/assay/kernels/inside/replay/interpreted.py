@@ -131,7 +131,8 @@ class _InterpretedRun:
 
     def launch(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
         kernel, accesses = self._machine.kernels[launch.kernel], self._accesses
-        run = partial(kernel[variant.grid], **arguments, **dict(variant.options))
+        # Triton takes a keyword that is a parameter's name and an option's for both: the argument is the option then.
+        run = partial(kernel[variant.grid], **{**dict(variant.options), **arguments})
         manner, alone = self._manner, self._manner.in_order or self._manner.follow
         self._ledger.turns = self._turns(launch, alone) if kernel.asks else None
         if manner.bounded:

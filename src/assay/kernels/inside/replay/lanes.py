@@ -113,6 +113,11 @@ class Lanes:
         """The first and the last result that were handed over after an access, by number."""
         return next(number for stretch, number in self._results if stretch > stamp >> _LANE), self._results[-1][1]
 
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether the program is in a pipelined loop."""
+        return self._loop != _NONE
+
     def loop(self) -> int:
         """A pipelined loop begins; gives back what `leave` takes."""
         before = self._loop

@@ -200,6 +200,8 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
         Exception: whatever the compiler says against it; `OutOfResources` where it needs more than the GPU has.
     """
     driver.active.may_make, driver.active.once = False, []
+    for known in function.device_caches[0][:2]:  # in which 1 and True are one, and are read once
+        known.clear()
     kernel = function.run(grid=None, warmup=True, **arguments, **options)
     try:
         kernel._init_handles()

@@ -13,6 +13,22 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from assay.kernels.language import CompilerText
 from assay.kernels.language.writing import VARIABLE
 
+NO_ALLOCATOR = (
+    "no allocator was set, and Triton asks one for {} bytes a program, in which lie descriptors that a kernel makes. "
+    "So the launch raises. Call triton.set_allocator(f) before it, where f(size, alignment, stream) returns "
+    'torch.empty(size, device="cuda", dtype=torch.int8)'
+)
+PRODUCT_MADE = (
+    "Triton's compiler makes a product of matrices (tl.dot, which rounds operands of float32 to TF32) of the sum of "
+    "products in this line, and the grader does not compute it that way. Write tl.dot yourself, with the "
+    "input_precision that you want, or swap the operands of the product (b[None, :, :] * a[:, :, None]), of which the "
+    "compiler makes none"
+)
+MADE_ONCE = (
+    "as Triton compiles it, this line computes one value for several elements of a block: it takes them for equal by "
+    "what it concludes of tl.where, of shifts, branches and loops, and of loads, and nothing shows that they are. "
+    "Compute what is compared or divided here of sums and products of tl.arange"
+)
 PASSED_OVER = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 """What an autotuner of Triton's forgives a configuration; whatever else one raises, the launch raises."""
 FILE = "<kernels>"

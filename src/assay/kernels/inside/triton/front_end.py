@@ -20,8 +20,6 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
 DIGEST_CHARACTERS = 32
-LAUNCHES_TOLD = 512
-"""Of a program's launches so many are compared: a report has room for no more."""
 PASSED_OVER = "passed over"
 """Stands for the digest of a configuration that fails a `tl.static_assert` of the kernel's own: a tuner goes on."""
 _NAMES = re.compile(r"@(?:\"[^\"]+\"|[\w$.]+)")
@@ -52,7 +50,8 @@ class Launch:
     ) -> None:
         self._backend = backend(capability)
         binder = create_function_from_signature(function.signature, function.params, self._backend)
-        bound, specialization, given = binder(**arguments, **options)
+        # A parameter may have the name of an option, and then takes it as well.
+        bound, specialization, given = binder(**{**options, **arguments})
         packed = function._pack_args(self._backend, dict(options), bound, specialization, given)
         self._options, signature, constexprs, attributes = packed
         self._source = ASTSource(function, signature, constexprs, attributes)

@@ -313,11 +313,24 @@ def _find_early(body: Sequence[Statement], has: Mapping[str, frozenset[str]], fo
         elif isinstance(each, While) or (isinstance(each, For) and each.function == "tl.static_range"):
             _find_early(each.body, has, found, within)
         elif isinstance(each, For):
-            loads = [] if any(_is_barrier(one) for one in each.body) else list(_early_loads(each, has))
-            if loads:
-                found.early |= {id(one) for one in loads}
-                found.pipelined |= set() if within else {id(each)}
-            _find_early(each.body, has, found, within or bool(loads and "flatten" in _given(each)))
+            loads, flat = _starting_early(each, has), "flatten" in _given(each)
+            pipelined = bool(loads) or (flat and not _waits(each) and _has_early(each.body, has))
+            found.early |= {id(one) for one in loads}
+            found.pipelined |= {id(each)} if pipelined and not within else set()
+            _find_early(each.body, has, found, within or (pipelined and flat))
+
+
+def _has_early(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> bool:
+    """Whether a loop in some statements has loads that start early."""
+    return any(isinstance(each, For) and _starting_early(each, has) for each in statements(body))
+
+
+def _starting_early(loop: For, has: Mapping[str, frozenset[str]]) -> list[Expression]:
+    return [] if _waits(loop) else list(_early_loads(loop, has))
+
+
+def _waits(loop: For) -> bool:
+    return any(_is_barrier(one) for one in loop.body)
 
 
 def _is_barrier(each: Statement) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.kernels.inside.replay.ordering import Ordering
 
-_MEETING = {"load": ("store",), "store": ("store", "load", "load before", "atomic operation")}
+_MEETING = {"load": ("store", "atomic operation"), "store": ("store", "load", "load before", "atomic operation")}
 _MEETING_AN_ATOMIC_ONE = ("store", "load", "load before")
 
 
@@ -21,8 +21,9 @@ class Seen:
         """`load before`: the last load by another program than the one of `load`."""
 
     def take(self, slots: Any, what: str, ordering: Ordering, one: bool) -> tuple[Any, Any, int]:
-        """Where an access meets those of others, one of the two being plain and writing; and where both are plain and
-        not ordered. None for nowhere. Last, the stamp of one of those that are ordered; 0 for none."""
+        """Where an access meets those of others, one of the two being plain and one writing; and where they are not
+        ordered, but for an atomic operation after a load. None for nowhere. Last, the stamp of one of those that are
+        ordered; 0 for none."""
         meets = races = None
         told = 0
         for kind in _MEETING.get(what, _MEETING_AN_ATOMIC_ONE):
@@ -33,7 +34,7 @@ class Seen:
             if not others.any():
                 continue
             meets = others if meets is None else meets | others
-            if what in _MEETING and kind != "atomic operation":
+            if what in _MEETING or kind == "store":
                 unordered = ordering.unordered(stamps, others)
                 races = unordered if races is None else races | unordered
                 if (ordered := others & ~unordered).any():
