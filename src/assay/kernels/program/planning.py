@@ -88,13 +88,9 @@ def plan(
     pairs = [(cases[place], waiting.pop() if waiting else rng.choice(every)) for place in told]
     pairs += [(cases[telling[place % len(telling)]], choice) for place, choice in enumerate(waiting)]
     pairs += [(case, rng.choice(every)) for place, case in enumerate(cases) if place not in telling]
-    followed = [tuned] * len(pairs)
-    if _asks(program):  # a lock may be ignored on inputs of one family
-        more = rng.sample(told, min(AT_ONCE, len(told))) + rng.choices(telling, k=max(AT_ONCE - len(told), 0))
-        pairs += [(cases[place], rng.choice(every)) for place in more]
-        followed += [True] * AT_ONCE
-    mixed = rng.sample([*zip(pairs, followed, strict=True)], len(pairs))
-    others = [_bounded(case, rng, follow=follow, configurations=choice) for (case, choice), follow in mixed]
+    pairs += [(cases[rng.choice(telling)], rng.choice(every)) for _ in range(AT_ONCE if _asks(program) else 0)]
+    rng.shuffle(pairs)
+    others = [_bounded(case, rng, follow=tuned, configurations=choice) for case, choice in pairs]
     again = _bounded(whole.case, rng, follow=True, configurations=first)
     row = _in_a_row([again, *others], [cases[place] for place in telling], rng, bool(of_earlier_calls(program)))
     if any(isinstance(step, Launch) and step.tuning is not None for step in program.steps):
