@@ -342,7 +342,7 @@ class Compiler:
         """Of each launch, its step and the number of a table for each of its variants, -1 where it was not compiled;
         and the tables: of each access, its number, that of the helper's call, its bytes and its line. None where
         there is too much of it."""
-        if max(sum(map(len, self.keys)) // 8, sum(map(len, self._widths.values()))) > WIDTHS_TOLD:
+        if sum(map(len, self._widths.values())) > WIDTHS_TOLD:
             return None
         numbers = {key: number for number, key in enumerate(self._widths)}
         lines = {number: self.text.origins[line - 1] for (line, _), number in self._sites.items()} | {0: 0}

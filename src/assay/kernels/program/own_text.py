@@ -30,7 +30,7 @@ _CHARACTERS, _NAME_CHARACTERS = 1000, 100
 _LONG = "Triton was reading the kernels, in as many variants as are launched, and was"
 _LARGE = "Triton was reading the kernels, in as many variants as are launched, and had no room for that"
 _TOO_MANY = (
-    "{0} launches: Triton reads the kernels of 2,048 at most, to see that they are what their text says. Make fewer, "
+    "{0} launches: Triton reads the kernels of {1} at most, to see that they are what their text says. Make fewer, "
     "with larger grids or loops in the kernels"
 )
 _NOT_TOLD = "the submission was recorded a second time, and did something else than at first"
@@ -75,7 +75,7 @@ def outcome_of(result: JobResult, program: Program, texts: Sequence[str]) -> Out
     found = texts_of(own.get("texts"))
     launches = [step for step in program.steps if isinstance(step, Launch)]
     if len(launches) > LAUNCHES_TOLD:
-        said = _TOO_MANY.format(len(launches))
+        said = _TOO_MANY.format(len(launches), LAUNCHES_TOLD)
         return Outcome("unsupported", said, launches[LAUNCHES_TOLD].line, stage="record", cpu_s=result.cpu_s)
     if len(found) != len(texts):
         return Outcome("unsupported", _NOT_TOLD, stage="record", cpu_s=result.cpu_s)

@@ -41,9 +41,9 @@ class Fact:
         return max(known if length == self.contiguity[axis] else math.gcd(known, length), self.every)
 
 
-def number(every: int = 1, value: int | None = None) -> Fact:
+def number(every: int = 1) -> Fact:
     """A single number."""
-    return Fact(every=every if value is None else power(value), value=value)
+    return Fact(every=every)
 
 
 def unknown(dimensions: int) -> Fact:
