@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from test_rebuilt_kernels import program
 
-from assay.kernels.language.flow.lowering import Lowering, expressions, lowered, statements
+from assay.kernels.language.flow import steering as flow
+from assay.kernels.language.flow.lowering import Lowering, lowered
+from assay.kernels.language.flow.walking import expressions, statements
 from assay.kernels.language.form import Call, For, Kernels, Local
 from assay.kernels.language.parsing import parse
 from support.kernel_sources import TL, body
@@ -19,6 +21,7 @@ HELPERS = {
     "loads": {"source": "def loads(p):\n    return tl.load(p)\n", "names": TL},
     "multiplies": {"source": "def multiplies(a, b):\n    return tl.dot(a, b)\n", "names": TL},
     "copies": {"source": "def copies(p, q):\n    tl.store(q, tl.load(p))\n", "names": TL},
+    "scatters": {"source": "def scatters(p, q):\n    tl.store(q, 1.0, mask=tl.load(p) > 1)\n", "names": TL},
     "adds": {"source": "def adds(p):\n    return tl.atomic_add(p, 1)\n", "names": TL},
 }
 
@@ -115,6 +118,41 @@ MEETS = {
 def test_whether_a_load_may_follow_a_store(name: str) -> None:
     lines, meets = MEETS[name]
     assert ("kernel" in found(lines).meets) is meets
+
+
+CELL = "out + tl.load(x).to(tl.int32)"
+STEERED = {
+    "places that are known": ("tl.store(out + n, tl.load(x), mask=n > 1)", ""),
+    "a value that is added": ("tl.atomic_add(out, tl.load(x))", ""),
+    "a value that is compared": ("tl.atomic_cas(out, tl.load(x), val=tl.load(x))", ""),
+    "where it stores": (f"tl.store({CELL}, 1.0)", "writes"),
+    "by way of names": ("v = tl.load(x)\nw = v > 1\ntl.store(out, 1.0, mask=w)", "writes"),
+    "by a mask in its place": ("tl.store(out, 1.0, tl.load(x) > 1)", "writes"),
+    "where it adds": (f"tl.atomic_add({CELL}, 1.0)", "writes"),
+    "by a method": ("(out + tl.load(x).to(tl.int32)).store(1.0)", "writes"),
+    "by a method's mask": ("out.store(1.0, tl.load(x) > 1)", "writes"),
+    "a branch": ("if tl.load(x) > 1:\n    n += 1\ntl.store(out + n, 1.0)", "writes"),
+    "a loop": ("for k in range(tl.load(x).to(tl.int32)):\n    tl.store(out + k, 1.0)", "writes"),
+    "a while loop": ("while tl.atomic_add(x, 1.0) < 3:\n    n += 1", "writes"),
+    "where it loads": ("v = tl.load(x + tl.load(out).to(tl.int32))", "loads"),
+    "a helper that loads there": ("v = loads(x + tl.load(out).to(tl.int32))", "loads"),
+    "a helper that stores there": ("copies(x, out + loads(x).to(tl.int32))", "writes loads"),
+    "a helper that does so itself": ("scatters(x, out)", "writes"),
+    "offsets of a descriptor": (
+        "d = tl.make_tensor_descriptor(out, [n], [1], [8])\nv = tl.load(x)\nd.store([n], v)",
+        "",
+    ),
+    "offsets that are loaded": (
+        "d = tl.make_tensor_descriptor(out, [n], [1], [8])\nv = tl.load(x)\nd.store([v.to(tl.int32)], v)",
+        "writes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEERED)
+def test_whether_values_steer_where_a_kernel_comes_to_memory(name: str) -> None:
+    lines, kinds = STEERED[name]
+    assert found(lines).features["kernel"] & flow.STEERED == {f"steered {kind}" for kind in kinds.split()}
 
 
 TOUCHED = {

@@ -175,6 +175,8 @@ def test_calls_are_added_wherever_the_language_sees_the_result_of_an_atomic_oper
     program = made(kernels=[{"name": "double", "source": source, "names": names, "line": 1}])
     calls = plan(program, DRAW, 5, random.Random(8))
     assert [call.skip for call in calls].count(NO_KERNEL) == 6 + AT_ONCE * asks
+    followed = {call.case.family for call in calls if call.follow}
+    assert followed == ({case.family for case in DRAW.cases} if asks else {calls[0].case.family})
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from assay.kernels.language import vocabulary
 from assay.kernels.language.flow.hints import HINTS, Hints, hints_of
-from assay.kernels.language.flow.lowering import Lowering, lowered, names_of, statements
+from assay.kernels.language.flow.lowering import Lowering, lowered
 from assay.kernels.language.flow.sites import of_form
+from assay.kernels.language.flow.walking import names_of, statements
 from assay.kernels.language.form import (
     Arguments,
     Assign,

@@ -27,7 +27,7 @@ NAN = 0xFF
 """A byte of fresh memory that makes NaN of floats."""
 FURTHER = 2
 """Calls in a row that are added where none of the others may be one."""
-AT_ONCE = 4
+AT_ONCE = 2
 """Calls that are added where kernels use results of atomic operations: which program comes between which is chance."""
 _ATOMIC = "atomic_"
 _NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT})
@@ -88,9 +88,11 @@ def plan(
     pairs = [(cases[place], waiting.pop() if waiting else rng.choice(every)) for place in told]
     pairs += [(cases[telling[place % len(telling)]], choice) for place, choice in enumerate(waiting)]
     pairs += [(case, rng.choice(every)) for place, case in enumerate(cases) if place not in telling]
-    pairs += [(cases[rng.choice(telling)], rng.choice(every)) for _ in range(AT_ONCE if _asks(program) else 0)]
-    rng.shuffle(pairs)
-    others = [_bounded(case, rng, follow=tuned, configurations=choice) for case, choice in pairs]
+    asks = _asks(program)
+    others = [_bounded(case, rng, follow=tuned or asks, configurations=choice) for case, choice in pairs]
+    further = [(cases[rng.choice(telling)], rng.choice(every)) for _ in range(AT_ONCE if asks else 0)]
+    others += [_bounded(case, rng, follow=tuned, configurations=choice) for case, choice in further]
+    rng.shuffle(others)
     again = _bounded(whole.case, rng, follow=True, configurations=first)
     row = _in_a_row([again, *others], [cases[place] for place in telling], rng, bool(of_earlier_calls(program)))
     if any(isinstance(step, Launch) and step.tuning is not None for step in program.steps):

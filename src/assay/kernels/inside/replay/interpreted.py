@@ -22,7 +22,8 @@ from assay.kernels.inside.triton.rebuilt import Rebuilt, rebuild
 from assay.kernels.inside.triton.running.turns import Turns
 from assay.kernels.inside.triton.running.widths import Widths
 from assay.kernels.language.flow.lowering import Touched
-from assay.kernels.program.form import Descriptor, Launch, Program, Variant, storages_of, windows_in
+from assay.kernels.language.flow.steering import STEERED_LOADS, STEERED_WRITES
+from assay.kernels.program.form import Descriptor, Launch, Program, Step, Variant, storages_of, windows_in
 from assay.types import Json
 
 MOST_LINES = 1 << 20
@@ -46,7 +47,7 @@ class Interpreted:
         self.follows = follows
         self.max_programs = max_programs
         self.kernels: list[Rebuilt] = []
-        self._meets = self._two_ways = False
+        self._varies = self._two_ways = False
         self.widths = Widths()
         """What the accesses allow of all calls that must be right."""
         self.places: dict[int, int] = {}
@@ -62,15 +63,17 @@ class Interpreted:
         self.kernels = [built[str(number)] for number in range(len(program.kernels))]
         self.places = {id(step): place for place, step in enumerate(program.steps) if isinstance(step, Launch)}
         launches = (step for step in program.forward if isinstance(step, Launch))
-        self._meets = any(_meets(self.kernels[step.kernel], variant) for step in launches for variant in step.variants)
+        self._varies = any(
+            _varies(self.kernels[step.kernel], variant) for step in launches for variant in step.variants
+        )
         self._two_ways = _has_descriptors(program)
         return self.kernels
 
     @contextlib.contextmanager
     def running(self, memory: Memory, manner: Manner) -> Iterator[_InterpretedRun]:
         """Account for the launches of some steps. Raises a refusal of the interpreter that was met on the way."""
-        # What lanes and programs do to each other may depend on values, so that one call does not show it.
-        follow = manner.follow or (manner.skip == NO_KERNEL and self._meets)
+        # Where what lanes and programs do to each other may depend on values, one call does not show it.
+        follow = manner.follow or (manner.skip == NO_KERNEL and self._varies)
         accesses = Accesses(memory, self._two_ways) if follow and self.follows else None
         order = None if manner.in_order else random.Random(manner.seed)
         memory.bounds = _bounds(memory) if self.follows and manner.bounded else None
@@ -92,20 +95,27 @@ class Interpreted:
         return "unsupported" if isinstance(error, ledgers.UnsupportedError) else "error"
 
 
+def _launches(steps: Sequence[Step]) -> Iterator[Launch]:
+    return (step for step in steps if isinstance(step, Launch))
+
+
 def _has_descriptors(program: Program) -> bool:
     """Whether kernels may make descriptors, or are given some."""
     return any("descriptor" in f"{kernel.source}{kernel.names}" for kernel in program.kernels) or any(
         isinstance(value, Descriptor)
-        for step in program.steps
-        if isinstance(step, Launch)
+        for step in _launches(program.steps)
         for variant in step.variants
         for _, value in variant.args
     )
 
 
-def _meets(kernel: Rebuilt, variant: Variant) -> bool:
-    """Whether a launch may load what it wrote, or another program of it."""
-    return kernel.touched is not None and _overlaps(kernel.touched, variant)
+def _varies(kernel: Rebuilt, variant: Variant) -> bool:
+    """Whether what lanes and programs of a launch do to each other may depend on values: it may load what it wrote
+    itself, or values steer where it writes, or where it loads of what it writes as well."""
+    if STEERED_WRITES in kernel.steered:
+        return True
+    touched = kernel.touches() if STEERED_LOADS in kernel.steered and kernel.touches is not None else kernel.touched
+    return touched is not None and _overlaps(touched, variant)
 
 
 def _overlaps(touched: Touched, variant: Variant) -> bool:

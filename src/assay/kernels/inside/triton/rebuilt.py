@@ -24,6 +24,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.meaning import MEANING
 from assay.kernels.language.flow.lowering import Lowering, Touched, touched
+from assay.kernels.language.flow.steering import STEERED
 from assay.kernels.language.form import Function, Kernels, Parameter
 from assay.kernels.language.interpreter_text import InterpreterText, interpreted
 from assay.kernels.language.limits import is_plain
@@ -40,6 +41,7 @@ class Rebuilt:
     program: runs one program of a launch; takes the arguments by the submission's names, as `_launch` binds them.
     atomic: whether it makes atomic operations.
     asks: whether it uses results of some.
+    steered: how what it loads may steer where it comes to memory (`flow.steering`).
     touched: where it may load what was written in the same launch: what it comes to by its parameters.
     touches: the same wherever it loads anything, computed when it is asked for.
     """
@@ -51,6 +53,7 @@ class Rebuilt:
     program: Callable[..., None]
     atomic: bool = False
     asks: bool = False
+    steered: frozenset[str] = frozenset()
     touched: Touched | None = None
     touches: Callable[[], Touched] | None = None
 
@@ -117,9 +120,18 @@ def _rebuilt(function: Function, body: Callable[..., Any], lowering: Lowering) -
     program.__defaults__ = body.__defaults__
     program.__annotations__ = dict.fromkeys(constexprs, "constexpr")
     key = function.key
-    atomic, asks = key in lowering.atomic, key in lowering.asks
-    touches = partial(touched, function, lowering.features)
-    return Rebuilt(key, function.name, names, constexprs, program, atomic, asks, lowering.meets.get(key), touches)
+    return Rebuilt(
+        key,
+        function.name,
+        names,
+        constexprs,
+        program,
+        atomic=key in lowering.atomic,
+        asks=key in lowering.asks,
+        steered=lowering.features[key] & STEERED,
+        touched=lowering.meets.get(key),
+        touches=partial(touched, function, lowering.features),
+    )
 
 
 def argument(value: Any, parameter: Parameter) -> Any:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
-from assay.kernels.language.flow.lowering import names_of
+from assay.kernels.language.flow.walking import names_of
 from assay.kernels.language.form import (
     Arguments,
     Assign,

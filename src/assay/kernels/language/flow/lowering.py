@@ -11,38 +11,35 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.kernels.language import vocabulary
+from assay.kernels.language.flow.steering import steering
+from assay.kernels.language.flow.walking import (
+    WRITES,
+    Slice,
+    expressions,
+    features_of,
+    features_of_all,
+    is_atomic,
+    is_load,
+    names_of,
+    own,
+    parts_of,
+    statements,
+)
 from assay.kernels.language.form import (
     Assign,
-    Attribute,
-    Binary,
     Call,
-    Choice,
-    Compare,
     Do,
     Expression,
-    Fix,
     For,
     Function,
     If,
-    Index,
     Invoke,
-    Items,
-    Literal,
     Local,
-    Logic,
     Method,
-    Return,
     Statement,
-    Target,
-    Text,
-    Unary,
     While,
     Whole,
 )
-
-_LOADS = frozenset({"tl.load", "tl.load_tensor_descriptor"})
-_STORES = frozenset({"tl.store", "tl.store_tensor_descriptor"})
-_WRITES = frozenset({"store", "atomic"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,91 +82,20 @@ def lowered(functions: Mapping[str, Function]) -> Lowering:
             if _asks(function, has, found.unused):
                 found.asks.add(key)
                 has[key] |= {"asks"}
-        if "load" in has[key] and has[key] & _WRITES and _meets(function.body, has):
+        has[key] |= steering(function.body, has)
+        if "load" in has[key] and has[key] & WRITES and _meets(function.body, has):
             found.meets[key] = touched(function, has)
         if has[key] & {"staged", "dot loop"}:
             _find_early(function.body, has, found, within=False)
     return found
 
 
-def statements(body: Sequence[Statement]) -> Iterator[Statement]:
-    """All statements of a body, those in branches and loops included."""
-    for each in body:
-        yield each
-        if isinstance(each, If):
-            yield from statements(each.yes)
-            yield from statements(each.no)
-        elif isinstance(each, For | While):
-            yield from statements(each.body)
-
-
-def names_of(found: Target) -> Iterator[str]:
-    """The variables that an assignment gives a value."""
-    if isinstance(found, str):
-        yield found
-    else:
-        for item in found.items:
-            yield from names_of(item)
-
-
-def _is_atomic(each: Expression) -> bool:
-    if isinstance(each, Call):
-        return each.function.startswith("tl.atomic_")
-    return isinstance(each, Method) and each.name.startswith("atomic_")
-
-
-def _parts(each: Expression) -> Sequence[Expression | Whole]:
-    """What an expression is made of, one level down."""
-    match each:
-        case Items(parts) | Logic(_, parts):
-            return parts
-        case Unary(_, part) | Attribute(part, _):
-            return (part,)
-        case Binary(_, left, right) | Compare(_, left, right):
-            return (left, right)
-        case Choice(condition, yes, no):
-            return (condition, yes, no)
-        case Index(value, places):
-            return (value, *places)
-        case Call(_, arguments) | Invoke(_, arguments):
-            return tuple(arguments.values())
-        case Method(value, _, arguments):
-            return (value, *arguments.values())
-        case _:
-            return ()
-
-
-def expressions(each: Expression | Whole | None) -> Iterator[Expression]:
-    """An expression and all that it is made of."""
-    waiting: list[Expression | Whole | None] = [each]
-    while waiting:
-        one = waiting.pop()
-        if one is None or isinstance(one, Whole):
-            continue
-        yield one
-        if not isinstance(one, Local | Literal | Text):
-            waiting += _parts(one)
-
-
-def _own(each: Statement) -> Sequence[Expression | None]:
-    """The expressions of a statement itself, without those of the statements in it."""
-    match each:
-        case Assign() | Fix() | Do() | Return():
-            return (each.value,)
-        case If() | While():
-            return (each.condition,)
-        case For():
-            return tuple(each.arguments.values())
-        case _:
-            return ()
-
-
 def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """What is in a body: `atomic`, `store`, `dot`, `load`, `staged` (a loop with stages of its own), `dot loop`; of
-    helpers also `asks` (the result of an atomic operation is used)."""
+    helpers also `asks` (the result of an atomic operation is used), and what `steering` says."""
     found: set[str] = set()
     for each in body:
-        found |= _features_of_all(_own(each), has)
+        found |= features_of_all(own(each), has)
         inside: Sequence[Statement] = ()
         if isinstance(each, For | While):
             inside = each.body
@@ -187,66 +113,49 @@ def _unused(body: Sequence[Statement]) -> Iterator[Expression]:
     """Atomic operations that are statements, or whose result is given to a variable that nobody reads."""
     everything = list(statements(body))
     read = {
-        one.name for each in everything for value in _own(each) for one in expressions(value) if isinstance(one, Local)
+        one.name for each in everything for value in own(each) for one in expressions(value) if isinstance(one, Local)
     }
     for each in everything:
         dropped = isinstance(each, Do) or (isinstance(each, Assign) and not read & set(names_of(each.target)))
-        if dropped and isinstance(each, Do | Assign) and _is_atomic(each.value):
+        if dropped and isinstance(each, Do | Assign) and is_atomic(each.value):
             yield each.value
 
 
 def _asks(function: Function, has: Mapping[str, frozenset[str]], unused: Collection[int]) -> bool:
     """Whether a function uses the result of an atomic operation, or one of its helpers does."""
     return any(
-        (_is_atomic(one) and id(one) not in unused) or (isinstance(one, Invoke) and "asks" in has.get(one.key, ()))
+        (is_atomic(one) and id(one) not in unused) or (isinstance(one, Invoke) and "asks" in has.get(one.key, ()))
         for each in statements(function.body)
-        for value in _own(each)
+        for value in own(each)
         for one in expressions(value)
     )
-
-
-def _features_of_all(values: Sequence[Expression | None], has: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    return frozenset(found for value in values for one in expressions(value) for found in _features_of(one, has))
-
-
-def _features_of(one: Expression, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    if isinstance(one, Invoke):
-        return has.get(one.key, frozenset()) - {"staged", "dot loop"}
-    if _is_atomic(one):
-        return frozenset({"atomic"})
-    if isinstance(one, Call) and one.function == "tl.dot":
-        return frozenset({"dot"})
-    if _is_load(one):
-        return frozenset({"load"})
-    stores = one.function in _STORES if isinstance(one, Call) else isinstance(one, Method) and one.name == "store"
-    return frozenset({"store"}) if stores else frozenset()
 
 
 def _meets(body: Sequence[Statement], has: Mapping[str, frozenset[str]], written: bool = False) -> bool:
     """Whether a load may follow a store or an atomic operation. A loop comes to its beginning again, and in a helper
     that does both either may be the first. `written`: whether one stands before the body."""
     for each in body:
-        here, mixed = _features_of_all(_own(each), has), _mixed(each, has)
-        if (written and "load" in here | mixed) or ("load" in mixed and mixed & _WRITES):
+        here, mixed = features_of_all(own(each), has), _mixed(each, has)
+        if (written and "load" in here | mixed) or ("load" in mixed and mixed & WRITES):
             return True
         if isinstance(each, If):
             if _meets(each.yes, has, written) or _meets(each.no, has, written):
                 return True
             mixed = _features((*each.yes, *each.no), has)
-        written = written or bool((here | mixed) & _WRITES)
+        written = written or bool((here | mixed) & WRITES)
     return False
 
 
 def touched(function: Function, has: Mapping[str, frozenset[str]]) -> Touched:
     """By which of its parameters a function comes to memory; `has`: what it and its helpers do."""
     everything = list(statements(function.body))
-    read, written = _Slice(everything), _Slice(everything)
-    for one in (one for each in everything for value in _own(each) for one in expressions(value)):
-        features = _features_of(one, has)
-        for pointer in _pointers(one) if features & {"load", *_WRITES} else ():
+    read, written = Slice(everything), Slice(everything)
+    for one in (one for each in everything for value in own(each) for one in expressions(value)):
+        features = features_of(one, has)
+        for pointer in _pointers(one) if features & {"load", *WRITES} else ():
             if features & {"load", "atomic"}:
                 read.take(pointer)
-            if features & _WRITES:
+            if features & WRITES:
                 written.take(pointer)
     names = {parameter.name for parameter in function.parameters}
     return Touched(frozenset(read.names & names), frozenset(written.names & names))
@@ -257,42 +166,15 @@ def _pointers(one: Expression) -> Sequence[Expression | Whole]:
     if isinstance(one, Call):
         named = dict(one.arguments.named)
         return [value for name, value in named.items() if name in ("pointer", "desc")] or one.arguments.positional[:1]
-    return _parts(one)[:1] if isinstance(one, Method) else _parts(one)
+    return parts_of(one)[:1] if isinstance(one, Method) else parts_of(one)
 
 
 def _mixed(each: Statement, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """What a statement does in no order that matters here: a loop, or helpers that it calls."""
     if isinstance(each, For | While):
         return _features((each,), has)
-    calls = (one.key for value in _own(each) for one in expressions(value) if isinstance(one, Invoke))
+    calls = (one.key for value in own(each) for one in expressions(value) if isinstance(one, Invoke))
     return frozenset(found for key in calls for found in has.get(key, ()))
-
-
-def _is_load(one: Expression) -> bool:
-    return (isinstance(one, Call) and one.function in _LOADS) or (isinstance(one, Method) and one.name == "load")
-
-
-class _Slice:
-    """Expressions, and those that the variables in them were assigned, anywhere in a body."""
-
-    def __init__(self, body: Sequence[Statement]) -> None:
-        self.taken: set[int] = set()
-        self.names: set[str] = set()
-        self._values: dict[str, list[Expression]] = {}
-        for each in body:
-            if isinstance(each, Assign | Fix):
-                for name in names_of(each.target if isinstance(each, Assign) else each.name):
-                    self._values.setdefault(name, []).append(each.value)
-
-    def take(self, value: Expression | Whole | None) -> None:
-        """Add an expression and what it is computed from."""
-        waiting = [value]
-        while waiting:
-            for one in expressions(waiting.pop()):
-                self.taken.add(id(one))
-                if isinstance(one, Local):
-                    self.names.add(one.name)
-                    waiting += self._values.pop(one.name, ())
 
 
 def _is_staged(loop: For) -> bool:
@@ -340,12 +222,12 @@ def _is_barrier(each: Statement) -> bool:
 def _early_loads(loop: For, has: Mapping[str, frozenset[str]]) -> Iterator[Expression]:
     """The loads of a loop that may start early, those of loops in it left out; and calls of helpers that load."""
     direct = list(_direct(loop.body, "flatten" in _given(loop)))
-    here = [one for each in direct for value in _own(each) for one in expressions(value)]
-    loading = [one for one in here if _is_load(one) or _helper_has(one, has, "load")]
+    here = [one for each in direct for value in own(each) for one in expressions(value)]
+    loading = [one for one in here if is_load(one) or _helper_has(one, has, "load")]
     if _is_staged(loop):
         yield from loading
         return
-    fed = _Slice(list(statements(loop.body)))
+    fed = Slice(list(statements(loop.body)))
     for one in here:
         if isinstance(one, Call) and one.function == "tl.dot":
             given = dict(zip(("input", "other"), one.arguments.positional, strict=False)) | dict(one.arguments.named)
