@@ -40,6 +40,14 @@ _TEXT = re.compile(
 _WORDS = re.compile(r"^([^\W\d]\w*)[ \t]+([^\W\d]\w*)|^[^\W\d]\w*[.!?][ \t]*$|^\*\*|^[-*] |^`", re.MULTILINE)
 _STATEMENTS = frozenset((*keyword.kwlist, *keyword.softkwlist)) - {"True", "False", "None", "_"}
 _OPERATORS = frozenset(("and", "as", "async", "else", "for", "if", "in", "is", "not", "or"))
+_COOKIE = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_BLANK = re.compile(rb"[ \t\f]*(?:#.*)?$")
+_UTF8 = frozenset({"utf-8", "utf8"})
+_LONGEST_NAME = 64
+_ENCODING = (
+    "the source says that its file has the encoding {}: Python would read another module from the file than the text "
+    "that is graded. Leave that comment out"
+)
 _FIRST_CODE = re.compile(r"^(?:import|from|class|def|@|#|\"\"\"|''')", re.MULTILINE)
 
 
@@ -52,6 +60,20 @@ def lines_of(source: str) -> list[str]:
 def without_mark(source: str) -> str:
     """A text without a mark of byte order before it, as Python reads a file."""
     return source.removeprefix(_MARK)
+
+
+def encoding_fault(source: str) -> str:
+    """Why a file with this text would be another module than the text is; empty where it is the same.
+
+    Python reads a file as its first two lines say; a text is one already (PEP 263).
+    """
+    for line in without_mark(source).encode("utf-8", "replace").splitlines()[:2]:
+        if (found := _COOKIE.match(line)) is not None:
+            name = found[1].decode()[:_LONGEST_NAME]
+            return "" if name.lower().replace("_", "-") in _UTF8 else _ENCODING.format(name)
+        if not _BLANK.match(line):
+            break
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,57 @@ def test_a_product_that_the_compiler_makes_of_a_sum_is_told(bench: Bench, compil
     assert len(report.message) < 800 and report.message.endswith(code.split("\n")[line - 1].strip())
 
 
+PAIR = "@triton.jit\ndef larger(a, i, b, j):\n    far = a < b\n    return tl.where(far, b, a), tl.where(far, j, i)"
+BOTH = "@triton.jit\ndef both(a, i, b, j):\n    return a + b, tl.maximum(i, j)"
+TIMES = "@triton.jit\ndef times(a, b):\n    return a * b"
+TILE = "k = tl.arange(0, 16)\nat = k[:, None] + 16 * k[None, :]\na = tl.load(x + at)\n"
+GATE = "some = n > 0\n"
+LOADED = GATE + "w = tl.load(x + i, mask=some)\nz = v * 0.0\n"
+RESHAPED = "b, c = tl.reduce((tl.reshape(a, (256,)), tl.reshape(at, (256,))), 0, larger)\nv += c"
+ONES = "tl.full((16, 16), 1.0, tl.float32)"
+WIDE = "at = tl.arange(0, 4)[:, None] * 128 + tl.arange(0, 128)[None, :]\nu = tl.full((4,), 1.0, tl.float32)\n"
+TURNS = "for turn in range(0, n):\n    a = tl.load(x + turn * 512 + at)\n    u = "
+MOVED = {
+    "places beside a reshape": (TILE + "v += tl.argmax(tl.reshape(a, (256,)), 0)", "", "in any order"),
+    "two reshapes": (TILE + RESHAPED, PAIR, "in any order"),
+    "over all axes": (TILE + "b, c = tl.reduce((a, at), None, larger)\nv += c", PAIR, "in any order"),
+    "a mask": (
+        TILE + "m = tl.arange(0, 256) % 16 < 8\nv += tl.max(tl.histogram(tl.reshape(at, (256,)), 256, mask=m), 0)",
+        "",
+        "in any order",
+    ),
+    "a choice": (LOADED + "tl.store(x + i, z)\nv += w if some else z", "", "moves a load"),
+    "a branch": (LOADED + "tl.store(x + i, z)\nif some:\n    z = w\nv += z", "", "moves a load"),
+    "a product": (WIDE + TURNS + "u * tl.reduce(a, 1, times)\nv += tl.max(u, 0)", TIMES, "takes this product"),
+}
+STAYING = {
+    "one reshape": (TILE + "v += tl.max(tl.reshape(a, (256,)), 0)", ""),
+    "one block twice": (TILE + "b, c = tl.reduce((a, a), None, both)\nv += c", BOTH),
+    "a constant beside it": (TILE + f"b, c = tl.reduce((a, {ONES}), None, both)\nv += c", BOTH),
+    "places of the tile": (TILE + "v += tl.max(tl.argmax(a, 0), 0)", ""),
+    "all of a histogram": (TILE + "v += tl.max(tl.histogram(tl.reshape(at, (256,)), 256), 0)", ""),
+    "another condition": (LOADED + "tl.store(x + i, z)\nv += w if n > 1 else z", ""),
+    "tl.where": (LOADED + "tl.store(x + i, z)\nv += tl.where(some, w, z)", ""),
+    "a mask of places": (GATE + "w = tl.load(x + i, mask=i < n)\nv += tl.where(some, w, v)", ""),
+    "a sum": (WIDE + TURNS + "u + tl.sum(a, 1)\nv += tl.max(u, 0)", ""),
+    "a largest one": (WIDE + TURNS + "tl.maximum(u, tl.max(a, 1))\nv += tl.max(u, 0)", ""),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_values_that_the_compiler_takes_from_another_place_are_told(compiled: Compile, name: str) -> None:
+    lines, head, said = MOVED[name]
+    report = compiled(module(lines, head=head))
+    assert report.outcome == "unsupported" and said in report.message, report
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_values_that_stay_where_they_are_compile(compiled: Compile, name: str) -> None:
+    lines, head = STAYING[name]
+    report = compiled(module(lines, head=head))
+    assert (report.outcome, report.message) == ("ok", "")
+
+
 OWN = {
     "a dot": "tl.dot(a, b)",
     "a dot and a total": "tl.dot(a, b) + a",

@@ -102,7 +102,7 @@ def test_arithmetic_of_kernels_is_counted(bench: Bench, body: str, expected: int
         ("tl.atomic_add(out + i, tl.load(x + i, mask=m))", "an? atomic operation of 4 bytes"),
         ("tl.atomic_max(out + i, 1.0, mask=i <= n)", "an? atomic operation of 4 bytes"),
         ("tl.atomic_cas(out.to(tl.pointer_type(tl.int32)) + n, 0, 1)", "an? atomic operation of 4 bytes"),
-        ("tl.store(out + i, tl.load(x + i + 1000000000, mask=m), mask=m)", "past the end"),
+        ("tl.store(out + i, tl.load(x + i + 1000000000, mask=m), mask=m)", "more than 1048576 bytes past the end"),
         (
             "tl.store(out.to(tl.pointer_type(tl.float64)) + 49 + i, 1.0, mask=i < 2)",
             "a store of 8 bytes that ends 8 bytes past",

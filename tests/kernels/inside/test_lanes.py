@@ -13,15 +13,20 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from assay.kernels.inside.replay.lanes import Lanes, Spread
+from assay.kernels.inside.replay.order.seen import MAX_KINDS, Seen
 from assay.kernels.inside.replay.order.units import Units
+from assay.kernels.inside.replay.ordering import Ordering
+from assay.kernels.inside.triton.ledger import Sync
 
 SLOTS = 6
 SHAPES = (((4,), 4), ((2, 2), 4), (), None)
-CONFLICTS = {"load": {"store", "atomic operation"}, "atomic operation": {"load", "store"}}
-CONFLICTS["store"] = {"load", "store", "atomic operation"}
+ADDS, EXCHANGES = "atomic ADD 4", "atomic "
+ATOMIC = {ADDS, "atomic MAX 4", EXCHANGES}
+CONFLICTS = {one: {"load", "store", *ATOMIC} - ({one} - {EXCHANGES}) for one in ATOMIC}
+CONFLICTS |= {"load": {"store", *ATOMIC}, "store": {"load", "store", *ATOMIC}}
 
 events = st.tuples(
-    st.sampled_from(["load", "store", "atomic operation", "barrier", "begin", "loop", "leave"]),
+    st.sampled_from(["load", "store", *sorted(ATOMIC), "barrier", "begin", "loop", "leave"]),
     st.sampled_from(SHAPES),
     st.integers(0, SLOTS - 1),
     st.booleans(),
@@ -121,10 +126,43 @@ def test_a_result_that_is_used_meets_what_other_lanes_did() -> None:
         access(lanes, before, ((4,), 4), [1, 1, 1, 1])
         return access(lanes, what, shape, [1])[0]
 
-    assert asked_after("atomic operation", "question")
-    assert not asked_after("atomic operation", "atomic operation")
+    assert asked_after(ADDS, "question")
+    assert not asked_after(ADDS, ADDS) and asked_after(EXCHANGES, EXCHANGES)
     assert not asked_after("ticket", "ticket")
-    assert asked_after("atomic operation", "ticket") and asked_after("question", "atomic operation")
+    assert asked_after(ADDS, "ticket") and asked_after("question", ADDS)
+
+
+def test_atomic_operations_of_many_kinds_are_told_from_no_others() -> None:
+    lanes = Lanes(lambda storage: SLOTS)
+    for number in range(40):
+        access(lanes, f"atomic XCHG {number}", (), [number % 2])
+    assert len(lanes._stamps) <= 17
+    assert access(lanes, "atomic XCHG 90", ((2,), 4), [0, 1])[0]
+
+
+def test_atomic_operations_of_two_programs_meet_where_their_order_matters() -> None:
+    def races(one: str, other: str, told: bool = False) -> bool:
+        seen, ordering = Seen(SLOTS), Ordering(2)
+        for program, alike in enumerate((one, other)):
+            ordering.begin(program)
+            if told and program:
+                ordering.atomic(np.array([64]), True, Sync(hears=True, tells=False))
+            _, found, _ = seen.take(np.array([1]), "atomic operation", ordering, True, alike)
+            if told:
+                ordering.atomic(np.array([64]), True, Sync(hears=False, tells=True))
+        return found is not None and bool(found.any())
+
+    assert not races("ADD 4", "ADD 4") and races("ADD 4", "FADD 4") and races("", "")
+    assert races("XCHG 4 1", "XCHG 4 2") and not races("XCHG 4 1", "XCHG 4 1")
+    assert not races("XCHG 4 1", "XCHG 4 2", told=True)
+
+
+def test_programs_have_few_kinds_of_atomic_operations() -> None:
+    seen, ordering = Seen(SLOTS), Ordering(2)
+    ordering.begin(0)
+    for number in range(40):
+        seen.take(np.array([1]), "atomic operation", ordering, True, str(number))
+    assert len(seen._unused) <= MAX_KINDS + 1
 
 
 def test_descriptors_and_pointers_meet_whatever_barrier_is_between() -> None:

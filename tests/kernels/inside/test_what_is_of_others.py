@@ -124,6 +124,27 @@ def test_a_model_is_a_module(trials: Trials) -> None:
     assert outcome.end == "crash" and "no torch.nn.Module" in outcome.message
 
 
+NAMED = {
+    "the class": "def named_parameters(self, *args, **named):\n        yield from self.kept.named_parameters()",
+    "parameters": "def parameters(self, recurse=True):\n        yield self.frequency",
+    "loading": "def load_state_dict(self, *args, **named):\n        pass",
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_model_has_its_parameters_told_by_pytorch(trials: Trials, what: str) -> None:
+    code = snaking(MADE + "return y").replace("    def forward", f"    {NAMED[what]}\n\n    def forward")
+    outcome = trials.run(SNAKE, code)
+    assert outcome.end == "unsupported" and "leave that to torch.nn.Module" in outcome.message, outcome
+
+
+def test_a_method_of_an_instance_tells_nothing_either(trials: Trials) -> None:
+    code = snaking(MADE + "return y").replace("def forward", "def unused(self):\n        pass\n\n    def forward", 1)
+    code = code.replace("super().__init__()", "super().__init__()\n        self.named_buffers = lambda: []")
+    outcome = trials.run(SNAKE, code)
+    assert outcome.end == "unsupported" and "named_buffers" in outcome.message, outcome
+
+
 def test_the_worst_error_is_of_calls_that_count(trials: Trials) -> None:
     code = snaking(MADE.replace("self.frequency", "self.f") + "return y")
     joined = code.replace("self.frequency = nn.Parameter(", "self.f = nn.Parameter((").replace(

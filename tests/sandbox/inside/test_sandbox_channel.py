@@ -163,6 +163,17 @@ def test_a_refusal_cannot_be_forged(box: Box) -> None:
     assert (result.end, result.exit_code) == ("crash", 1)
 
 
+def test_whoever_asks_after_the_last_round_is_ended_and_not_answered_for_ever(box: Box) -> None:
+    source = f"""
+    import os
+    while True:
+        os.write({UP}, b"?" * 65536)
+    """
+    result = box.run(candidate(source, limits=Limits(wall_s=60, cpu_s=60, memory_mb=256)))
+    assert (result.end, result.retried) == ("crash", False)
+    assert "after its last one" in result.message and len(result.round_s) <= len(ROUNDS)
+
+
 def test_a_flood_of_requests_is_bounded(box: Box) -> None:
     source = f"""
     import fcntl, os

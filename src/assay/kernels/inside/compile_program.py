@@ -32,10 +32,9 @@ from assay.kernels.inside.triton.compiled import layouts
 from assay.kernels.inside.triton.compiled.variants import LINE_CHARACTERS, chosen, difference
 from assay.kernels.inside.triton.compiler_words import (
     FILE,
-    MADE_ONCE,
     NO_ALLOCATOR,
     PASSED_OVER,
-    PRODUCT_MADE,
+    UNLIKE,
     Translation,
 )
 from assay.kernels.inside.triton.stand_ins import argument
@@ -261,9 +260,8 @@ class Compiler:
             call = self._call(launch, launch.variants[number])
             kernel = ahead_of_time.compiled(*call)
             self._texts[key] = ahead_of_time.front_end_text()
-            made = (PRODUCT_MADE, ahead_of_time.products_made(*call, FILE)), (MADE_ONCE, ahead_of_time.made_once(FILE))
-            for words, lines in made:
-                self.unknown.extend(self._said(launch, self._translation.origin(line), words) for line in lines)
+            for what, line in ahead_of_time.unlike_text(*call, FILE):
+                self.unknown.append(self._said(launch, self._translation.origin(line), UNLIKE[what]))
             if read:
                 self._read.add(key)
                 return

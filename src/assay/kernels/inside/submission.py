@@ -7,7 +7,7 @@ import sys
 import traceback
 from types import FrameType, ModuleType
 
-from assay.kernels.source_text import lines_of
+from assay.kernels.source_text import encoding_fault, lines_of
 from assay.types import Json
 
 FILE = "submission.py"
@@ -18,8 +18,15 @@ _lines: tuple[str, ...] = ()
 
 
 def load(source: str) -> ModuleType:
-    """Execute a submission's text and return its module."""
+    """Execute a submission's text and return its module.
+
+    Raises:
+        SyntaxError: a file with that text would be another module.
+        Exception: whatever the text raises.
+    """
     global _lines
+    if said := encoding_fault(source):
+        raise SyntaxError(said)
     _lines = tuple(lines_of(source))
     linecache.cache[FILE] = (len(source), None, list(_lines), FILE)
     module = ModuleType("submission")

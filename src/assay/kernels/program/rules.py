@@ -383,7 +383,8 @@ def races(found: Sequence[Mapping[str, object]]) -> list[Finding]:
 def _race(race: Mapping[str, object]) -> Finding:
     line = race["line"] if isinstance(race["line"], int) else 0
     if not race["lost"]:
-        return Finding("races", f"programs of {race['kernel']} meet at {race['elements']} elements", line, False)
+        # No numbers: a kernel could make them of its inputs, and this is told of what is right.
+        return Finding("races", f"programs of {race['kernel']} meet where one of them writes", line, False)
     said = (
         f"a race: programs of one launch of {race['kernel']} read or write {race['lost']} elements that other programs "
         "of it write, and a GPU runs them in no order. Let one program write an element, use atomic operations, or a "

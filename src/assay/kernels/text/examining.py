@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 
 from assay.kernels.base import Language
-from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, fences_around
+from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, encoding_fault, fences_around
 from assay.kernels.text.examined import (
     EVIDENCE_CHARACTERS,
     FAULT_CHARACTERS,
@@ -29,7 +29,7 @@ from assay.kernels.text.examined import (
 from assay.kernels.text.native import find_native, read_extensions
 from assay.kernels.text.tree import Tree, read_tree
 
-VERSION = 4
+VERSION = 5
 """Raised whenever the examination changes what it finds; part of the grader's version."""
 
 _LOADERS = "torch.utils.cpp_extension.load"
@@ -59,6 +59,8 @@ def examine(code: str, backend: Language = "triton") -> Examined:
     """
     if len(code) > MAX_SOURCE_CHARACTERS:
         return Examined(f"the source has {len(code)} characters; at most {MAX_SOURCE_CHARACTERS} are read")
+    if said := encoding_fault(code):
+        return Examined(said)
     try:
         tree = read_tree(ast.parse(code))
     except SyntaxError as error:

@@ -29,6 +29,8 @@ class Ended:
     """Which wall could not be put up."""
     stopped: bool
     """Whether the caller had the job stopped."""
+    overdone: bool = False
+    """Whether it was killed because it asked for another round after its last: each costs its parent time."""
 
 
 def result(
@@ -69,6 +71,8 @@ def end_of(job: Job, ended: Ended, code: int, complete: bool) -> tuple[End, str]
         return "memory", f"its processes together ran out of its memory of {limits.memory_mb} MiB, or were too many"
     if ended.stopped:
         return "stopped", "its caller stopped it"
+    if ended.overdone:
+        return "crash", "asked for another round after its last one"
     if ended.cause == Cause.KILLED:
         return "infra", "its caller went away"
     if -code in (signal.SIGXCPU, signal.SIGKILL) and ended.cpu_s >= limits.cpu_s * 0.9:

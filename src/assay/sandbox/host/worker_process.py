@@ -279,7 +279,7 @@ class WorkerProcess:
         self._busy = True
         turns: list[float] = []
         outputs: list[tuple[bytes, ...]] = []
-        stopped = False
+        stopped = overdone = False
         while True:
             message = await self._next(limits.wall_s + OVERDUE_S)
             if message[0] == Kind.DONE:
@@ -290,7 +290,8 @@ class WorkerProcess:
             if 0 < done < len(job.rounds):
                 outputs.append(buffers.take(done - 1))
                 stopped = after_round is not None and not await _verdict(after_round, done - 1, outputs[-1])
-            if stopped:
+            overdone = done > len(job.rounds)
+            if stopped or overdone:
                 self._send(Kind.KILL, number)
             elif done < len(job.rounds):
                 buffers.deliver(done)
@@ -301,7 +302,8 @@ class WorkerProcess:
         text = message[ENDED.size :].decode("utf-8", "replace")
         if len(turns) > len(job.rounds):
             outputs.append(buffers.take(len(job.rounds) - 1))
-        return result(job, buffers, Ended(Cause(cause), status, wall_s, cpu_s, text, stopped), outputs, turns)
+        ended = Ended(Cause(cause), status, wall_s, cpu_s, text, stopped, overdone)
+        return result(job, buffers, ended, outputs, turns)
 
     async def abandon(self) -> bool:
         """Kill the job in flight, if any, and wait for its end; False if the worker did not survive it."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.kernels.inside.replay.lanes import KINDS, Lanes, Spread
+from assay.kernels.inside.replay.lanes import Lanes, Spread, kind_of
 from assay.kernels.inside.replay.memory import OF_OTHERS, UNWRITTEN, Memory
 from assay.kernels.inside.replay.order.history import History
 from assay.kernels.inside.replay.order.seen import Seen
@@ -252,14 +252,13 @@ class Accesses:
         if storage not in self._seen:
             self._seen[storage] = Seen(len(self._made[storage]))
             self._histories[storage] = History(len(self._made[storage]))
-        meets, races, told = self._seen[storage].take(slots, what, self._ordering, one)
+        meets, races, told = self._seen[storage].take(slots, what, self._ordering, one, access.unused)
         if told:
             self.ordered[_line()] = told
         shape = None if access.apart else () if one else (access.pointers.shape, access.size)
         lanes = partial(_lanes, access.pointers.size, mask, here, parts, inside)
         doubtful = self._lanes.doubtful_by_result
-        kind = what if access.sync is None else KINDS[access.asks]
-        beside, handed = self._lanes.take(storage, slots, kind, Spread(shape, lanes, access.early))
+        beside, handed = self._lanes.take(storage, slots, kind_of(access), Spread(shape, lanes, access.early))
         history, changed = self._histories[storage], None
         if what == "store" and (
             history.was_written(slots) or not (races is None and beside is None and handed is None)

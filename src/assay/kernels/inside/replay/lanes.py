@@ -22,6 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from assay.kernels.inside.triton.ledger import Access
+
 _LANE = 40
 """Bits of a stamp for shape and lane; those above count the stretches of a launch, from a barrier to the next."""
 _LANES = (1 << _LANE) - 1
@@ -31,20 +33,25 @@ _SEVERAL = _LANES
 """No lane: several of them, or a unit beside them."""
 _MOST_STRETCHES = 1 << (62 - _LANE)
 _NONE = 1 << 62
+_UNUSED = "atomic "
+_MOST_KINDS = 16
 _MOST_WAITING = 1 << 18
 """Elements of one storage whose accesses are kept one by one, until others meet them."""
 
-_BEFORE: dict[str, tuple[str, ...]] = {
-    "load": ("store", "atomic operation", "ticket", "question"),
-    "store": ("store", "load", "atomic operation", "ticket", "question"),
-    "atomic operation": ("store", "load", "ticket", "question"),
-    "ticket": ("store", "load", "atomic operation", "question"),
-    "question": ("store", "load", "atomic operation", "ticket", "question"),
-}
-"""What an access must not meet without a barrier, another lane having done it. A `question` is an atomic operation
-whose result is used; a `ticket` is one of which only that no two are the same."""
-KINDS = {"nothing": "atomic operation", "ticket": "ticket", "value": "question"}
-"""What an atomic operation is here, by what its program uses of its result."""
+_KINDS = {"ticket": "ticket", "value": "question"}
+
+
+def kind_of(access: Access) -> str:
+    """What an access is here: `load`, `store`, `question` (an atomic operation whose result is used), `ticket` (one of
+    which only that no two are the same), or an atomic operation whose result nobody uses, by what makes the same."""
+    return f"{_UNUSED}{access.unused}" if access.unused is not None else _KINDS.get(access.asks, access.what)
+
+
+def _meets(what: str, other: str) -> bool:
+    """Whether an access must not meet one of another kind without a barrier, another lane having done it."""
+    if what == other:
+        return what not in ("load", "ticket") and (what == _UNUSED or not what.startswith(_UNUSED))
+    return True
 
 
 class Spread(NamedTuple):
@@ -137,12 +144,14 @@ class Lanes:
         Args:
             storage: What it touches.
             slots: Numbers of the elements.
-            what: `load`, `store`, `atomic operation` (nobody uses its result), `ticket` or `question`.
+            what: `kind_of` it.
             spread: Over the threads.
         """
         self.in_doubt, self.leans = "", False
         kinds = self._kinds.setdefault(storage, set())
-        others = kinds.intersection(_BEFORE[what]) if kinds else ()
+        if len(kinds) >= _MOST_KINDS and what.startswith(_UNUSED) and what not in kinds:
+            what = _UNUSED
+        others = [each for each in kinds if _meets(what, each)]
         waiting = self._waiting.setdefault(storage, [])
         elements = self._elements.get(storage, 0) + len(slots)
         if others or elements > _MOST_WAITING:

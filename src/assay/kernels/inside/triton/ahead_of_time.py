@@ -29,7 +29,8 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from assay.kernels.inside.triton import front_end
-from assay.kernels.inside.triton.compiled import equal_lanes, layouts, machine_code, made_products, stores
+from assay.kernels.inside.triton.compiled import equal_lanes, layouts, machine_code, made_products, moved_values, stores
+from assay.kernels.inside.triton.compiled.places import line
 
 MAX_THREADS = 1024
 """Of a block."""
@@ -66,12 +67,13 @@ class Driver:
         """Whether kernels are read and not compiled (`read_only`)."""
         self.text = ""
         """The last kernel's first stage, as what compares it with others (`front_end`)."""
-        self.may_make = False
-        """Whether the last kernel reduces and, after its first stage, has dots: they may be made (`made_products`)."""
+        self.may_make = self.may_load = False
+        """Whether the last kernel reduces and, after its first stage, has dots: they may be made (`made_products`). And
+        whether a load may be (`moved_values`)."""
         self.spreads: frozenset[layouts.Spread] = frozenset()
         """How accesses of the last kernel are spread over its threads."""
-        self.once: list[str] = []
-        """Where the last kernel has one value for elements that nothing shows to be equal (`equal_lanes`)."""
+        self.unlike: list[tuple[str, str]] = []
+        """What the last kernel is compiled to that its text does not say (`compiler_words.UNLIKE`), and where."""
         self.resources: dict[bytes, tuple[int, int]] = {}
         """Registers and bytes of spills of a cubin."""
         self.codes: dict[bytes, str] = {}
@@ -149,9 +151,13 @@ def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -
 
     def read(module: Any, metadata: dict[str, Any]) -> Any:
         reduces = made_products.reduces(module)
+        driver.active.may_load = moved_values.may_load_again(module.str_nodebug())
         module = first(module, metadata)
         driver.active.may_make = reduces and made_products.multiplies(module)
-        driver.active.text = front_end.digest(module.str_nodebug())
+        text = module.str_nodebug()
+        driver.active.text = front_end.digest(text)
+        if moved_values.may_reorder(text):
+            driver.active.unlike += (("reordered", place) for place in moved_values.reordered(str(module)))
         return module
 
     found["ttir"] = read
@@ -162,7 +168,9 @@ def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -
         text = str(module)
         driver.active.spreads = layouts.spreads(text)
         version = nvidia.get_ptx_version_from_options(options, self.target.arch)
-        driver.active.once = equal_lanes.places(module, text, self.target.arch, version)
+        once = equal_lanes.places(module, text, self.target.arch, version)
+        driver.active.unlike += (("made once", place) for place in once)
+        driver.active.unlike += (("multiplied", place) for place in moved_values.multiplied_in_threads(text))
         return module
 
     found["ttgir"] = spread
@@ -199,7 +207,8 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
     Raises:
         Exception: whatever the compiler says against it; `OutOfResources` where it needs more than the GPU has.
     """
-    driver.active.may_make, driver.active.once = False, []
+    driver.active.may_make = driver.active.may_load = False
+    driver.active.unlike = []
     for known in function.device_caches[0][:2]:  # in which 1 and True are one, and are read once
         known.clear()
     kernel = function.run(grid=None, warmup=True, **arguments, **options)
@@ -225,21 +234,20 @@ def spreads() -> frozenset[layouts.Spread]:
     return frozenset(driver.active.spreads)
 
 
-def products_made(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], file: str) -> list[int]:
-    """The lines of the kernel compiled last in which the compiler made a product of matrices of a sum; 0 for a line
-    that is not known. Arguments as for `compiled`."""
-    if not driver.active.may_make:
-        return []
-    capability = driver.active.get_current_target().arch
-    launch = front_end.Launch(function, arguments, options, capability)
-    return made_products.lines(launch.with_places(), file)
-
-
-def made_once(file: str) -> list[int]:
-    """The lines of the kernel compiled last in which the compiler makes one value of several elements, and nothing
-    shows that they are equal; 0 for a line that is not known."""
-    found = [re.search(re.escape(f'"{file}":') + r"(\d+)", place) for place in driver.active.once]
-    return [int(line[1]) if line else 0 for line in found]
+def unlike_text(
+    function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], file: str
+) -> list[tuple[str, int]]:
+    """What the kernel compiled last is compiled to that its text does not say (`compiler_words.UNLIKE`), and the line;
+    0 for one that is not known. Arguments as for `compiled`."""
+    found = list(driver.active.unlike)
+    if not (driver.active.may_make or driver.active.may_load):
+        return [(what, line(place, file)) for what, place in found]
+    launch = front_end.Launch(function, arguments, options, driver.active.get_current_target().arch)
+    if driver.active.may_make:
+        found += (("product", place) for place in made_products.places(launch.with_places()))
+    if driver.active.may_load:
+        found += (("loaded again", place) for place in moved_values.loaded_again(launch.with_places()))
+    return [(what, line(place, file)) for what, place in found]
 
 
 def usage(kernel: Any) -> Usage:

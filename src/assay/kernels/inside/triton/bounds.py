@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+NEAR = 1 << 20
+"""Bytes beside a tensor within which it is told how far an access is from it."""
+
 
 def spread(values: Any, shape: tuple[int, ...]) -> Any:
     """An array in a shape that it is broadcast to; NumPy takes longer than a small kernel for one that has it."""
@@ -58,5 +61,10 @@ class Ranges:
         after = int(np.searchsorted(self.starts, np.uint64(address), side="right"))
         beyond = address + size - int(self.ends[after - 1]) if after else math.inf
         if after < len(self.starts) and int(self.starts[after]) - address < beyond:
-            return f"begins {int(self.starts[after]) - address} bytes before the start"
-        return f"ends {beyond} bytes past the end"
+            return f"begins {_bytes(int(self.starts[after]) - address)} before the start"
+        return f"ends {_bytes(beyond)} past the end"
+
+
+def _bytes(distance: float) -> str:
+    """A distance in words: a longer one may be a secret value that a kernel made an address of."""
+    return f"{distance} bytes" if distance <= NEAR else f"more than {NEAR} bytes"

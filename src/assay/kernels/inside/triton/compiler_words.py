@@ -18,17 +18,35 @@ NO_ALLOCATOR = (
     "So the launch raises. Call triton.set_allocator(f) before it, where f(size, alignment, stream) returns "
     'torch.empty(size, device="cuda", dtype=torch.int8)'
 )
-PRODUCT_MADE = (
-    "Triton's compiler makes a product of matrices (tl.dot, which rounds operands of float32 to TF32) of the sum of "
-    "products in this line, and the grader does not compute it that way. Write tl.dot yourself, with the "
-    "input_precision that you want, or swap the operands of the product (b[None, :, :] * a[:, :, None]), of which the "
-    "compiler makes none"
-)
-MADE_ONCE = (
-    "as Triton compiles it, this line computes one value for several elements of a block: it takes them for equal by "
-    "what it concludes of tl.where, of shifts, branches and loops, and of loads, and nothing shows that they are. "
-    "Compute what is compared or divided here of sums and products of tl.arange"
-)
+UNLIKE = {
+    "product": (
+        "Triton's compiler makes a product of matrices (tl.dot, which rounds operands of float32 to TF32) of the sum "
+        "of products in this line, and the grader does not compute it that way. Write tl.dot yourself, with the "
+        "input_precision that you want, or swap the operands of the product (b[None, :, :] * a[:, :, None]), of which "
+        "the compiler makes none"
+    ),
+    "made once": (
+        "as Triton compiles it, this line computes one value for several elements of a block: it takes them for equal "
+        "by what it concludes of tl.where, of shifts, branches and loops, and of loads, and nothing shows that they "
+        "are. Compute what is compared or divided here of sums and products of tl.arange"
+    ),
+    "reordered": (
+        "Triton's compiler puts elements that tl.reshape or tl.ravel gives to a reduction or a histogram in any order, "
+        "and here other operands (places, as of tl.argmax, or a mask) stay in theirs: they no longer belong together. "
+        "Reduce axis by axis without a reshape, or load the block in one dimension"
+    ),
+    "loaded again": (
+        "Triton's compiler moves a load to this choice between what was loaded and something else, since the load's "
+        "mask is the condition of the choice: it comes after whatever is stored in between. Say `other=` in the load "
+        "instead of choosing, or choose by tl.where with another mask"
+    ),
+    "multiplied": (
+        "Triton's compiler takes this product over a block out of its loop: each thread multiplies its own elements "
+        "through all turns, and these parts may leave the range of the type, or lose what the product of a turn "
+        "keeps. Multiply blocks elementwise in the loop, and reduce them once after it"
+    ),
+}
+"""What a kernel is compiled to that its text does not say, in words for its author."""
 PASSED_OVER = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 """What an autotuner of Triton's forgives a configuration; whatever else one raises, the launch raises."""
 FILE = "<kernels>"

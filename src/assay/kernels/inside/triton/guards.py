@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
@@ -37,6 +38,7 @@ def install(builder: Any) -> None:
     """Put them into the interpreter's builder (`InterpreterBuilder`)."""
     _guard_loads_and_stores(builder)
     _guard_atomics(builder)
+    _name_extremes()
     _mark_descriptors(builder)
     _check_descriptors(builder)
     _check_offsets(builder)
@@ -55,6 +57,7 @@ def _check(
     sync: Sync | None = None,
     ticket: bool = False,
     broken: Any = None,
+    alike: str = "",
 ) -> Any:
     """Whether an access may be made; raises a refusal if not. Gives back its mask, as an array."""
     if mask is not None:
@@ -71,7 +74,8 @@ def _check(
         ledger.turns.goes_on() if sync is None else ledger.turns.give_way()
     if ledger.observer is not None:
         asks: Any = "nothing" if sync is None or ledger.unused else "ticket" if ticket else "value"
-        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, ledger.early, asks, ledger.apart))
+        early, apart = ledger.early, ledger.apart
+        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, early, asks, apart, alike))
     return mask
 
 
@@ -131,14 +135,16 @@ def _guard_atomics(builder: Any) -> None:
             refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
         _check_type(ptr, val, "atomic operation")
         ticket = op == engine._ir.ATOMIC_OP.ADD and val.data.dtype.kind in "iu" and bool(val.data.all())
-        _check(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest), ticket=ticket)
+        size, alike = val.data.dtype.itemsize, _alike(op, val)
+        _check(ptr.data, mask.data, size, "atomic operation", sync=_sync(*rest), ticket=ticket, alike=alike)
         found = _in_no_order(lambda *lanes: rmw(self, op, *lanes, *rest, **named), ptr, val, mask)
         return _result(ptr, found)
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         for side in (cmp, val):
             _check_type(ptr, side, "atomic operation")
-        _check(ptr.data, None, val.data.dtype.itemsize, "atomic operation", sync=_sync(*rest))
+        size, alike = val.data.dtype.itemsize, _alike(None, cmp, val)
+        _check(ptr.data, None, size, "atomic operation", sync=_sync(*rest), alike=alike)
         cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
         bits = _BITS.get(val.data.dtype)
         if bits is None:
@@ -149,6 +155,41 @@ def _guard_atomics(builder: Any) -> None:
         return _result(ptr, engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
 
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
+
+
+_SIDES = 32
+"""Values of an operation that are looked at."""
+
+
+def _alike(op: Any, *sides: Any) -> str:
+    """The name of atomic operations that make the same in whatever order: those of one kind that combine, and those
+    that write one value (`op` is None for one that compares)."""
+    name, size = "" if op is None else op.name, sides[0].data.dtype.itemsize
+    if name and name != "XCHG":
+        return f"{current().combines or name} {size}"
+    values = [side.data.ravel() for side in sides]
+    same = all(
+        each.size and (each.view(np.uint8).reshape(each.size, -1) == each[:1].view(np.uint8)).all() for each in values
+    )
+    return f"{name} {size} {[each[0].tobytes() for each in values]}" if same else ""
+
+
+def _name_extremes() -> None:
+    """A largest float is made by an operation on whole numbers, which one hanging on its sign: the two are one."""
+    for name in ("atomic_max", "atomic_min"):
+        setattr(TritonSemantic, name, _of_floats(name, getattr(TritonSemantic, name)))
+
+
+def _of_floats(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def made(self: Any, ptr: Any, val: Any, *rest: Any) -> Any:
+        ledger = current()
+        ledger.combines = name if val.type.scalar.is_floating() else ""
+        try:
+            return function(self, ptr, val, *rest)
+        finally:
+            ledger.combines = ""
+
+    return made
 
 
 def _in_no_order(compute: Callable[..., Any], ptr: Any, *sides: Any) -> Any:

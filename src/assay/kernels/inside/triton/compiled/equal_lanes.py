@@ -17,6 +17,7 @@ from typing import Any
 from triton._C.libtriton import ir, nvidia, passes
 
 from assay.kernels.inside.triton.compiled.block_steps import Step, shapes, steps
+from assay.kernels.inside.triton.compiled.places import numbered, whole
 
 MADE_OF = {
     "arith.extsi": "llvm.sext",
@@ -44,8 +45,6 @@ MADE_OF = {
     "arith.minui": "llvm.intr.umin",
 }
 """What the compiler knows something of -> what it makes of it."""
-_PLACE = re.compile(r"^(#loc\d*) = loc\((.*)\)$", re.M)
-_NAMED = re.compile(r"#loc\d*")
 _PACKED = re.compile(r"^\s*(%[\w.$-]+) = llvm\.insertvalue (%[\w.$-]+), (%[\w.$-]+)\[\d+\]")
 _MADE = re.compile(r"^\s*(%[\w.$-]+) = \"?(llvm[\w.]+)\"?.* loc\(#loc\d*\)$")
 _SPLAT = re.compile(r"^\s*%[\w.$-]+ = llvm\.bitcast %[\w.$-]+ : (\S+) to \1 ")
@@ -79,11 +78,11 @@ def not_shown(found: Sequence[Step], text: str, made: str) -> list[str]:
         made: What is made of it in LLVM's dialect, before anything is simplified.
     """
     packed = _packed(made)
-    named = dict(_PLACE.findall(text))
+    named = numbered(text)
     layouts = {name: (_numbers(sizes), _numbers(order)) for name, sizes, order in _BLOCKED.findall(text)}
     steps_at: dict[tuple[str, str], list[Step]] = {}
     for step in found:
-        steps_at.setdefault((_whole(named, step.place), MADE_OF[step.name]), []).append(step)
+        steps_at.setdefault((whole(named, step.place), MADE_OF[step.name]), []).append(step)
     return [
         place
         for (place, maker), alike in steps_at.items()
@@ -165,7 +164,7 @@ def _packed(made: str) -> dict[tuple[str, str], list[list[str]]]:
     """Registers of the blocks that a thread has, in their order, by place and by what made the first of them."""
     makers: dict[str, str] = {}
     open_: dict[str, tuple[list[str], str]] = {}
-    named = dict(_PLACE.findall(made))
+    named = numbered(made)
     for line in made.splitlines():
         if (packed := _PACKED.match(line)) is not None:
             values, _ = open_.pop(packed[3], ([], ""))
@@ -175,14 +174,8 @@ def _packed(made: str) -> dict[tuple[str, str], list[list[str]]]:
             makers[match[1]] = match[2]
     found: dict[tuple[str, str], list[list[str]]] = {}
     for values, place in open_.values():
-        found.setdefault((_whole(named, place), makers.get(values[0], "")), []).append(values)
+        found.setdefault((whole(named, place), makers.get(values[0], "")), []).append(values)
     return found
-
-
-def _whole(named: Mapping[str, str], place: str, depth: int = 16) -> str:
-    """A place with all places in it written out."""
-    said = named.get(place, place)
-    return said if not depth else _NAMED.sub(lambda one: _whole(named, one[0], depth - 1), said)
 
 
 def _numbers(text: str) -> list[int]:

@@ -9,7 +9,6 @@ pass hands on, and what has no mark afterwards was made.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from triton._C.libtriton import ir, passes
@@ -29,12 +28,11 @@ def multiplies(module: Any) -> bool:
     return bool(_named(module, _DOT))
 
 
-def lines(module: Any, file: str) -> list[int]:
-    """The lines of a file in which sums stand that become dots; 0 where none is known.
+def places(module: Any) -> list[str]:
+    """The places of sums that become dots.
 
     Args:
         module: As Triton's front end reads the kernel, with places. It is changed.
-        file: Whose lines are asked for.
     """
     builder = ir.builder(module.context)
     for dot in _named(module, _DOT):
@@ -46,9 +44,8 @@ def lines(module: Any, file: str) -> list[int]:
     passes.common.add_canonicalizer(manager)
     passes.ttir.add_combine(manager)
     manager.run(module, "made_products")
-    places = [str(dot.get_result(0).get_loc()) for dot in _named(module, _DOT)]
-    found = [re.search(re.escape(f'"{file}":') + r"(\d+)", place) for place in places if _OWN not in place]
-    return [int(line[1]) if line else 0 for line in found]
+    found = (str(dot.get_result(0).get_loc()) for dot in _named(module, _DOT))
+    return [place for place in found if _OWN not in place]
 
 
 def _named(module: Any, name: str) -> list[Any]:

@@ -48,6 +48,15 @@ def install() -> None:
         return _in_trees(self, values, scan(self, values), "tl.associative_scan", _scanned)
 
     engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan = generic_reduce, generic_scan
+    engine.ReduceOps.unravel = _unravel
+
+
+def _unravel(self: Any, values: Sequence[Any], axis: int | None) -> tuple[tuple[Any, ...], int]:
+    """The operands of a reduction, in a row where it is over all axes, and the axis. The interpreter's own leaves all
+    but the first one as they are."""
+    if axis is not None:
+        return tuple(values), axis
+    return tuple(self.to_tensor(each.handle.data.ravel(), each.dtype) for each in values), 0
 
 
 def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made: Callable[..., list[Parts]]) -> Any:
