@@ -63,9 +63,9 @@ class GraderSettings(Settings):
     max_programs: Annotated[int, AtLeast(1), VERDICT, UsedWhen("interprets"), OWN] = 4096
     """Program instances that the interpreter runs in one call of forward; a millisecond or two each."""
     wall_s: Annotated[float, Above(0), VERDICT, UsedWhen("runs_kernels"), OWN] = 60.0
-    """Wall-clock limit of one candidate, over all calls."""
+    """Wall-clock limit of all that is run of one candidate: its host code and its kernels, at all sizes."""
     cpu_s: Annotated[float, Above(0), VERDICT, UsedWhen("runs_kernels"), OWN] = 30.0
-    """CPU limit of one candidate."""
+    """CPU limit of one candidate, each time that its host code or its kernels are run."""
     memory_mb: Annotated[int, AtLeast(1), VERDICT, UsedWhen("interprets"), OWN] = 2048
     """Memory limit of one candidate, in MiB."""
     device: Annotated[Device, ASKED, VERDICT] = "cpu"

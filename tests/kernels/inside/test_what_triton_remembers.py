@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from test_interpreter import OUT, X, module, ok, pointwise
 
+from assay.kernels.inside.record.made import key_of
 from support.kernel_graders import Bench
 
 TUNED = """
@@ -166,6 +171,58 @@ def test_a_key_is_pruned_for_once(bench: Bench) -> None:
     assert (ok(bench.run(module(code, twice), X, outputs=OUT)) == 64).all()
     other = twice.replace("out, n)", "out, n - 1)", 2).replace("out, n - 1)", "out, n)", 1)
     assert (ok(bench.run(module(code, other), X, outputs=OUT))[:-1] == 32).all(), "another key"
+
+
+KEYED = {
+    "a number and its text": ("1, key='1'", "1, key=1", 2),
+    "numbers that are equal": ("1, key=2", "1, key=2.0", 1),
+    "one and true": ("1, key=True", "1, key=1.0", 1),
+    "NaN": ("1, key=float('nan')", "1, key=float('nan')", 2),
+    "one NaN": ("1, key=NAN", "1, key=NAN", 1),
+    "dtypes": ("1, key=torch.float32", "1, key=torch.float64", 2),
+    "what is no parameter": ("1, key=1, other=2", "1, key=1, other=3", 1),
+}
+"""Two launches, and for how many keys they are tuned."""
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_keys_are_one_where_triton_takes_them_for_one(name: str) -> None:
+    one, other, keys = KEYED[name]
+
+    def tuned_for(n: int, **given: object) -> tuple[object, ...]:
+        tuner = SimpleNamespace(keys=["key", "other"], arg_names=["n", "key"], nargs={"n": n}, base_fn=tuned_for)
+        return key_of(tuner, given)
+
+    names = {"tuned_for": tuned_for, "torch": torch, "NAN": math.nan}
+    assert len({eval(f"tuned_for({given})", names) for given in (one, other)}) == keys
+
+
+def test_a_kernel_is_tuned_for_what_says_itself_what_it_equals(bench: Bench) -> None:
+    head = "class Equal(int):\n    __hash__ = int.__hash__\n    def __eq__(self, other):\n        return True\n"
+    code = head + PRUNES.replace("BODY", COPIES).replace(", prune_configs_by={'early_config_prune': left}", "")
+    fault = bench.run(module(code, LAUNCH.replace("out, n)", "out, Equal(n))")), X, outputs=OUT).fault
+    assert fault["kind"] == "unsupported" and "is tuned for each Equal" in fault["message"], fault
+
+
+def test_a_kernel_may_be_tuned_for_each_tensor(bench: Bench) -> None:
+    code = PRUNES.replace("BODY", COPIES).replace(", prune_configs_by={'early_config_prune': left}", "")
+    assert np.array_equal(ok(bench.run(module(code.replace('["n"]', '["x"]'), LAUNCH), X, outputs=OUT)), X)
+
+
+IN_BETWEEN = {
+    "the grid function": ("", "def grid(meta):\n    out.zero_()\n    return (2,)\nkernel[grid](x, out, n)"),
+    "a hook of the kernel": ("kernel.fn.add_pre_run_hook(lambda *a, **k: a[1].zero_())\n", LAUNCH),
+    "heuristics": ("kernel.fn = triton.heuristics({'n': lambda a: (a['out'].zero_(), 100)[1]})(kernel.fn)\n", LAUNCH),
+}
+
+
+@pytest.mark.parametrize("name", IN_BETWEEN)
+def test_nothing_is_computed_between_the_choice_and_the_launch(bench: Bench, name: str) -> None:
+    after, launch = IN_BETWEEN[name]
+    code = PRUNES.replace("BODY", COPIES).replace(", prune_configs_by={'early_config_prune': left}", "") + after
+    fault = bench.run(module(code, launch), X, outputs=OUT).fault
+    assert fault["kind"] == "unsupported", fault
+    assert "while it tunes" in fault["message"] or name == "heuristics", fault
 
 
 @pytest.mark.parametrize("choice", ["arguments['out'].zero_()", "kernel.fn[(1,)](*arguments.values(), BLOCK=64)"])

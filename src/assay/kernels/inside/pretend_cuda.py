@@ -20,6 +20,8 @@ from assay.kernels.inside.record import streams
 DEVICE = torch.device("cuda", 0)
 MULTIPROCESSORS = 132
 REGISTERS = 65536
+TOTAL_MEMORY = 81079 << 20
+"""Bytes that CUDA says an H100 has."""
 CLOCK_KHZ = 1_980_000
 
 
@@ -92,7 +94,7 @@ def device_properties(shared_limit: int, capability: int) -> SimpleNamespace:
         name=NAMES.get(capability, f"sm_{capability}"),
         major=capability // 10,
         minor=capability % 10,
-        total_memory=80 << 30,
+        total_memory=TOTAL_MEMORY,
         multi_processor_count=MULTIPROCESSORS,
         warp_size=32,
         max_threads_per_multi_processor=2048,
@@ -105,7 +107,7 @@ def device_properties(shared_limit: int, capability: int) -> SimpleNamespace:
         clock_rate=CLOCK_KHZ,
         is_integrated=0,
         is_multi_gpu_board=0,
-        gcnArchName="",
+        gcnArchName=NAMES.get(capability, f"sm_{capability}"),  # which CUDA builds of PyTorch give the name
     )
 
 

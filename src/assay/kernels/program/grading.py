@@ -35,6 +35,7 @@ from assay.kernels.program.trial import record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.base import Limits, Sandbox
+from assay.sandbox.one_clock import OneClock
 from assay.types import Json
 
 TF32_HINT = (
@@ -85,6 +86,8 @@ class Grading:
     """Waits for a worker that is being started for a harness."""
     text_checks: bool = True
     """Whether the text may decide before anything runs."""
+    clocked: Sandbox | None = None
+    """Where what belongs to one candidate runs, on its clock."""
 
     async def grade(
         self, code: str, size: Size, other: OtherSize, published: PublishedSize
@@ -94,6 +97,12 @@ class Grading:
         Raises:
             SandboxError: no job at all can be run here.
         """
+        own = replace(self, clocked=OneClock(self.sandbox, self.config.wall_s))
+        return await own._grade(code, size, other, published)
+
+    async def _grade(
+        self, code: str, size: Size, other: OtherSize, published: PublishedSize
+    ) -> tuple[Verdict, Attempt | None]:
         evidence: dict[str, Json] = {"scaling": size.scaled.scaling.to_json()}
         whole = await self._record(code, size.draw)
         if isinstance(whole, Outcome):
@@ -137,7 +146,7 @@ class Grading:
         config = self.config
         await self.warmed(RECORD)
         return await record(
-            self.sandbox,
+            self._of_candidate,
             code,
             draw,
             self._limits(),
@@ -159,7 +168,7 @@ class Grading:
         else:
             limits, programs = self._limits(), config.max_programs * times
             outcome = await replay(
-                self.sandbox, attempt, size.draw, calls, limits, programs, config.precision, config.policy
+                self._of_candidate, attempt, size.draw, calls, limits, programs, config.precision, config.policy
             )
         verdict = verdict_of(outcome, evidence)
         if verdict.kind == "wrong" and config.precision == "float32" and attempt.examined.tf32_dot_possible:
@@ -248,13 +257,17 @@ class Grading:
     ) -> Verdict:
         """The verdict once Triton has read the submission's own kernels, and not the grader's of their text."""
         config, (program, texts) = self.config, (whole.program, compiled.texts)
-        limits = self._limits()
-        found = await own_text(self.sandbox, code, size.draw, limits, config.precision, config.arch, program, texts)
+        limits, precision = self._limits(), config.precision
+        found = await own_text(self._of_candidate, code, size.draw, limits, precision, config.arch, program, texts)
         return verdict if found is None else at_another_size(verdict_of(found, {}), verdict, "right, but")
 
     async def _compile(self, attempt: Attempt, read_only: bool = False) -> CompileReport:
         await self.warmed(TRITON_HARNESS)
         return await compile_program(self.sandbox, attempt.text, arch=self.config.arch, read_only=read_only)
+
+    @property
+    def _of_candidate(self) -> Sandbox:
+        return self.clocked or self.sandbox
 
     @property
     def _on_gpu(self) -> bool:

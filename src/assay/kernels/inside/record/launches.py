@@ -122,7 +122,7 @@ class Capture:
         """Note one launch of an autotuned kernel, with all of its configurations."""
         made.check(tuner)
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-        key = self._key(tuner, kwargs)
+        key = id(tuner), made.key_of(tuner, kwargs)
         configurations = self._pruned(tuner, kwargs, key) if len(tuner.configs) > 1 else tuner.configs
         if len(configurations) > self.tape.limits.variants:
             raise NotRecordableError(
@@ -138,13 +138,6 @@ class Capture:
             self._variants = outer
         self.tape.add_launch(self._kernel, variants, tuning)
         tuner.best_config = configurations[self.best % len(configurations)]
-
-    def _key(self, tuner: Any, kwargs: dict[str, Any]) -> Any:
-        """What a tuner tunes for once."""
-        everything = tuner.nargs | kwargs
-        key = [everything[name] for name in tuner.keys if name in everything]
-        key += [str(value.dtype) for value in everything.values() if hasattr(value, "dtype")]
-        return id(tuner), tuple(map(str, key))
 
     def _pruned(self, tuner: Any, kwargs: dict[str, Any], key: Any) -> Sequence[Any]:
         """The configurations that a tuner tries for a key, which it asks for once.
@@ -195,7 +188,14 @@ class Capture:
         hook, everything = configuration.pre_hook, {**tuner.nargs, **kwargs, **chosen}
         before = [] if hook is None else self._of_hook(lambda: hook(everything))
         count = len(self._variants)
-        tuner.fn.run(*args, **kwargs, **chosen)
+        with self.tape.phase() as steps:
+            tuner.fn.run(*args, **kwargs, **chosen)
+        if steps:
+            raise NotRecordableError(
+                f"the grid function of {tuner.base_fn.__name__}, a function of @triton.heuristics or a hook of the "
+                f"kernel makes {steps[0].get('op', 'a launch')}: a GPU does that for each configuration while it "
+                "tunes, and then once a launch. Do it in forward, or in the pre_hook of a configuration"
+            )
         if len(self._variants) != count + 1:
             raise NotRecordableError("a configuration that launches no kernel, or several")
         self._variants[-1]["before"] = before

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
+import torch
 from triton.language.core import constexpr
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.jit import JITFunction, KernelParam
@@ -29,6 +30,8 @@ _LATER: dict[type, frozenset[str]] = {
 called while a launch is recorded."""
 _OF_PARAMETERS = ("num", "_param", "do_not_specialize", "do_not_specialize_on_alignment")
 _OF_CONFIGS = frozenset(vars(Config({})))
+_KEYS = frozenset({bool, int, float, str, type(None), torch.dtype})
+"""What a kernel may be tuned for, besides tensors: objects that are equal by what they are."""
 _born: dict[int, tuple[Any, dict[str, Any]]] = {}
 """Objects and their attributes as they were when they were made, by id: held, so that an id stays one object's."""
 _checked: dict[int, int] = {}
@@ -158,3 +161,22 @@ def _other(found: Any, how: str) -> NotRecordableError:
         f"the launched {name} {how}: a GPU would run something else than was recorded. Launch what @triton.jit, "
         "@triton.autotune or @triton.heuristics made, and set nothing on it afterwards"
     )
+
+
+def key_of(tuner: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a tuner tunes for once, as Triton looks it up: 1, 1.0 and True are one key, "1" is another, and NaN and
+    tensors equal themselves alone.
+
+    Raises:
+        NotRecordableError: an object of a class that may say anything of what it equals.
+    """
+    given = {name: value for name, value in {**tuner.nargs, **kwargs}.items() if name in tuner.arg_names}
+    key = [given[name] for name in tuner.keys if name in given]
+    for value in key:
+        hashes: object = type(value).__hash__
+        if type(value) not in _KEYS and hashes is not torch.Tensor.__hash__:
+            raise NotRecordableError(
+                f"{tuner.base_fn.__name__} is tuned for each {type(value).__name__:.80}, and whether two of them are "
+                "the same is for that class to say: let `key` name numbers, texts or dtypes"
+            )
+    return *key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype"))

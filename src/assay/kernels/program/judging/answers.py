@@ -77,9 +77,10 @@ class Answers:
         return sum(call.skip == NO_KERNEL and not call.weights for call in self.calls)
 
     def worst(self, seen: Sequence[Measured]) -> float:
-        """The worst error of all calls that count, in units of what is allowed; finite, since JSON has no infinity."""
+        """The worst error of all calls that count, in units of what is allowed; finite, since JSON has no infinity. One
+        digit: a kernel may make its error of secret inputs."""
         found = max((each.worst for place, each in self.comparisons.items() if self.counts(place, seen)), default=0.0)
-        return min(round(float(found), 6), 1e300) if found == found else 1e300
+        return min(float(f"{found:.0e}"), 1e300) if found == found else 1e300
 
     def first_wrong(self, seen: Sequence[Measured]) -> int | None:
         """The first call that counts and was not answered rightly."""
