@@ -42,11 +42,13 @@ _STATEMENTS = frozenset((*keyword.kwlist, *keyword.softkwlist)) - {"True", "Fals
 _OPERATORS = frozenset(("and", "as", "async", "else", "for", "if", "in", "is", "not", "or"))
 _COOKIE = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _BLANK = re.compile(rb"[ \t\f]*(?:#.*)?$")
-_UTF8 = frozenset({"utf-8", "utf8"})
+_UTF8 = frozenset({"utf-8", "utf8", "u8", "utf-8-sig"})
+_ASCII = frozenset({"ascii", "us-ascii", "latin-1", "latin1", "iso-8859-1", "iso8859-1", "cp1252"})
+"""Encodings in which ASCII is as it is."""
 _LONGEST_NAME = 64
 _ENCODING = (
-    "the source says that its file has the encoding {}: Python would read another module from the file than the text "
-    "that is graded. Leave that comment out"
+    "the source says by a comment in its first two lines that its file has the encoding {}: Python may read another "
+    "module from the file than the text that is graded, or none. Leave that comment out"
 )
 _FIRST_CODE = re.compile(r"^(?:import|from|class|def|@|#|\"\"\"|''')", re.MULTILINE)
 
@@ -63,14 +65,16 @@ def without_mark(source: str) -> str:
 
 
 def encoding_fault(source: str) -> str:
-    """Why a file with this text would be another module than the text is; empty where it is the same.
+    """Why a file with this text would be another module than the text is, or none; empty where it is the same.
 
-    Python reads a file as its first two lines say; a text is one already (PEP 263).
+    Python reads a file as its first two lines say (PEP 263); a text is one already.
     """
     for line in without_mark(source).encode("utf-8", "replace").splitlines()[:2]:
         if (found := _COOKIE.match(line)) is not None:
             name = found[1].decode()[:_LONGEST_NAME]
-            return "" if name.lower().replace("_", "-") in _UTF8 else _ENCODING.format(name)
+            plain = name.lower().replace("_", "-")
+            same = plain in _UTF8 or (plain in _ASCII and source.isascii())
+            return "" if same else _ENCODING.format(name)
         if not _BLANK.match(line):
             break
     return ""

@@ -72,6 +72,12 @@ RESHAPED = "b, c = tl.reduce((tl.reshape(a, (256,)), tl.reshape(at, (256,))), 0,
 ONES = "tl.full((16, 16), 1.0, tl.float32)"
 WIDE = "at = tl.arange(0, 4)[:, None] * 128 + tl.arange(0, 128)[None, :]\nu = tl.full((4,), 1.0, tl.float32)\n"
 TURNS = "for turn in range(0, n):\n    a = tl.load(x + turn * 512 + at)\n    u = "
+LATER = "for turn in range(0, n):\n"
+CHOSEN = "@triton.jit\ndef chosen(w, z, some):\n    if some:\n        return w\n    return z"
+BRANCHES = (
+    "if n > 3:\n    q = tl.reshape(a, (256,))\n    tl.store(x, tl.max(q, 0))\n"
+    "else:\n    q = tl.load(x + tl.arange(0, 256))\n    tl.store(x, tl.argmax(q, 0).to(tl.float32))"
+)
 MOVED = {
     "places beside a reshape": (TILE + "v += tl.argmax(tl.reshape(a, (256,)), 0)", "", "in any order"),
     "two reshapes": (TILE + RESHAPED, PAIR, "in any order"),
@@ -83,9 +89,22 @@ MOVED = {
     ),
     "a choice": (LOADED + "tl.store(x + i, z)\nv += w if some else z", "", "moves a load"),
     "a branch": (LOADED + "tl.store(x + i, z)\nif some:\n    z = w\nv += z", "", "moves a load"),
-    "a product": (WIDE + TURNS + "u * tl.reduce(a, 1, times)\nv += tl.max(u, 0)", TIMES, "takes this product"),
+    "a reshaped mask": (
+        TILE + "m = tl.reshape(at % 16 < 8, (256,))\nv += tl.max(tl.histogram(tl.arange(0, 256), 256, mask=m), 0)",
+        "",
+        "in any order",
+    ),
+    "a choice in a loop": (LOADED + LATER + "    v += w if some else z\n    tl.store(x + i, v)", "", "moves a load"),
+    "an early return": (LOADED + "tl.store(x + i, z)\nv += chosen(w, z, some)", CHOSEN, "moves a load"),
+    "a product": (WIDE + TURNS + "u * tl.reduce(a, 1, times)\nv += tl.max(u, 0)", TIMES, "takes this reduction"),
+    "a sum of maxima": (WIDE + TURNS + "u + tl.max(a, 1)\nv += tl.max(u, 0)", "", "takes this reduction"),
+    "a maximum of sums": (WIDE + TURNS + "tl.maximum(u, tl.sum(a, 1))\nv += tl.max(u, 0)", "", "takes this reduction"),
 }
+NUMBERS = "tl.full((16, 16), n * 1.0, tl.float32)"
 STAYING = {
+    "one name in two branches": (TILE + BRANCHES, ""),
+    "one number beside it": (TILE + f"b, c = tl.reduce((a, {NUMBERS}), None, both)\nv += c", BOTH),
+    "nothing stored in between": (LOADED + "v += w if some else z", ""),
     "one reshape": (TILE + "v += tl.max(tl.reshape(a, (256,)), 0)", ""),
     "one block twice": (TILE + "b, c = tl.reduce((a, a), None, both)\nv += c", BOTH),
     "a constant beside it": (TILE + f"b, c = tl.reduce((a, {ONES}), None, both)\nv += c", BOTH),

@@ -13,9 +13,10 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from assay.kernels.inside.replay.lanes import Lanes, Spread
-from assay.kernels.inside.replay.order.seen import MAX_KINDS, Seen
+from assay.kernels.inside.replay.order.seen import Seen
 from assay.kernels.inside.replay.order.units import Units
 from assay.kernels.inside.replay.ordering import Ordering
+from assay.kernels.inside.triton.commutation import MAX_NAMES, commute, commutes_as
 from assay.kernels.inside.triton.ledger import Sync
 
 SLOTS = 6
@@ -136,7 +137,7 @@ def test_atomic_operations_of_many_kinds_are_told_from_no_others() -> None:
     lanes = Lanes(lambda storage: SLOTS)
     for number in range(40):
         access(lanes, f"atomic XCHG {number}", (), [number % 2])
-    assert len(lanes._stamps) <= 17
+    assert len(lanes._stamps) <= MAX_NAMES + 1
     assert access(lanes, "atomic XCHG 90", ((2,), 4), [0, 1])[0]
 
 
@@ -157,12 +158,69 @@ def test_atomic_operations_of_two_programs_meet_where_their_order_matters() -> N
     assert not races("XCHG 4 1", "XCHG 4 2", told=True)
 
 
+def test_what_a_program_does_itself_hides_no_other() -> None:
+    seen, ordering = Seen(SLOTS), Ordering(2)
+    for program, names in enumerate((["FADD 4"], ["FADD 4", "MAX 4"])):
+        ordering.begin(program)
+        found = [seen.take(np.array([1]), "atomic operation", ordering, True, name)[1] for name in names]
+    assert found[0] is None and found[1] is not None and found[1].any()
+
+
+OPERATIONS = ("ADD", "FADD", "MAX", "UMAX", "MIN", "UMIN", "AND", "OR", "XOR", "XCHG")
+
+
+def done(operation: str, there: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """What an atomic operation leaves of 32 bits."""
+    unsigned, signed = (lambda a, b, f: f(a, b)), (lambda a, b, f: f(a.view("i4"), b.view("i4")).view("u4"))
+    return {
+        "ADD": lambda: there + value,
+        "FADD": lambda: (there.view("f4") + value.view("f4")).view("u4"),
+        "MAX": lambda: signed(there, value, np.maximum),
+        "MIN": lambda: signed(there, value, np.minimum),
+        "UMAX": lambda: unsigned(there, value, np.maximum),
+        "UMIN": lambda: unsigned(there, value, np.minimum),
+        "AND": lambda: there & value,
+        "OR": lambda: there | value,
+        "XOR": lambda: there ^ value,
+        "XCHG": lambda: value,
+    }[operation]()
+
+
+words = st.sampled_from([0, 1, 3, 7, 1 << 30, (1 << 31) - 1, 1 << 31, (1 << 31) + 5, (1 << 32) - 1])
+steps = st.tuples(st.sampled_from([each for each in OPERATIONS if each != "FADD"]), words)
+
+
+@given(words, steps, steps)
+@settings(max_examples=3000, deadline=None)
+def test_what_commutes_makes_the_same_in_either_order(start: int, one: tuple[str, int], other: tuple[str, int]) -> None:
+    def values(step: tuple[str, int]) -> np.ndarray:
+        return np.array([step[1]], dtype="u4")
+
+    names = [commutes_as(step[0], [values(step)]) for step in (one, other)]
+    there = np.array([start], dtype="u4")
+    ends = []
+    for first, second in ((one, other), (other, one)):
+        ends.append(int(done(second[0], done(first[0], there, values(first)), values(second))[0]))
+    assert not commute(*names) or ends[0] == ends[1], names
+
+
+def test_operations_that_commute() -> None:
+    up, down = np.array([0.0, 5.0], "f4").view("i4"), np.array([-0.0, -5.0], "f4").view("u4")
+    assert commute(commutes_as("MAX", [up]), commutes_as("UMIN", [down])), "the largest of floats"
+    assert commute(commutes_as("MIN", [up]), commutes_as("UMAX", [down])), "the least of floats"
+    assert commute(commutes_as("MAX", [up]), commutes_as("MAX", [down.view("i4")]))
+    assert not commute(commutes_as("MAX", [up]), commutes_as("UMIN", [down.view("u4") >> 1]))
+    assert commute(commutes_as("XCHG", [up[:1]]), commutes_as("XCHG", [np.zeros(9, "i4")]))
+    assert not commute(commutes_as("XCHG", [up]), commutes_as("XCHG", [up])), "several numbers"
+    assert not commute(commutes_as("ADD", [up]), commutes_as("ADD", [up.astype("i8")]))
+
+
 def test_programs_have_few_kinds_of_atomic_operations() -> None:
     seen, ordering = Seen(SLOTS), Ordering(2)
     ordering.begin(0)
     for number in range(40):
-        seen.take(np.array([1]), "atomic operation", ordering, True, str(number))
-    assert len(seen._unused) <= MAX_KINDS + 1
+        seen.take(np.array([1]), "atomic operation", ordering, True, f"ADD {number}")
+    assert len(seen._commuting) <= MAX_NAMES + 1
 
 
 def test_descriptors_and_pointers_meet_whatever_barrier_is_between() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from assay.kernels.inside.record.host.models import TELLING
 from assay.kernels.problems.sources import make_problem
 from support.kernel_graders import Bench
 from support.trials import SNAKE, Trials, snaking
@@ -124,25 +125,44 @@ def test_a_model_is_a_module(trials: Trials) -> None:
     assert outcome.end == "crash" and "no torch.nn.Module" in outcome.message
 
 
+TELLS = "has a {} of its own, by which its caller"
+KEPT = "class Kept(nn.Module):\n    def {}(self, *args, **named):\n        return iter(())\n"
+LYING = "class Lying(type(nn.Module)):\n    __mro__ = property(lambda kind: nn.Module.__mro__)\n"
+LATE = "def to(self, *args, **named):\n        self.parameters = lambda: []\n        return super().to(*args, **named)"
+ASKED = "def __getattribute__(self, name):\n        return super().__getattribute__(name)"
+HAVING = "self.kept = Kept()"
+METHODS = [name for name in TELLING if not name.startswith("__")]
+HOOK = "self._register_load_state_dict_pre_hook(lambda *args: None)"
 NAMED = {
-    "the class": "def named_parameters(self, *args, **named):\n        yield from self.kept.named_parameters()",
-    "parameters": "def parameters(self, recurse=True):\n        yield self.frequency",
-    "loading": "def load_state_dict(self, *args, **named):\n        pass",
-}
+    **{name: ("", f"def {name}(self, *args, **named):\n        pass", "", TELLS.format(name)) for name in METHODS},
+    **{f"a part's {name}": (KEPT.format(name), "", HAVING, f"Kept {TELLS.format(name)}") for name in METHODS},
+    "of an instance": ("", "", "self.named_buffers = lambda: []", TELLS.format("named_buffers")),
+    "set while it is moved": ("", LATE, "", TELLS.format("parameters")),
+    "whatever is asked": ("", ASKED, "", TELLS.format("__getattribute__")),
+    "a metaclass": (LYING + "class Kept(nn.Module, metaclass=Lying):\n    pass\n", "", HAVING, "a metaclass"),
+    "PyTorch's own": ("nn.Module.parameters = lambda self: []\n", "", "", TELLS.format("parameters")),
+    "hooks": ("", "", HOOK, "hooks for weights"),
+}  # fmt: skip
+"""Text before the class, a method, a statement of its constructor, and what is said."""
 
 
 @pytest.mark.parametrize("what", NAMED)
-def test_a_model_has_its_parameters_told_by_pytorch(trials: Trials, what: str) -> None:
-    code = snaking(MADE + "return y").replace("    def forward", f"    {NAMED[what]}\n\n    def forward")
+def test_a_model_leaves_it_to_pytorch_to_say_what_its_parameters_are(trials: Trials, what: str) -> None:
+    head, method, made, said = NAMED[what]
+    code = snaking(MADE + "return y", head=head)
+    code = code.replace("    def forward", f"    {method or 'pass'}\n\n    def forward", 1)
+    code = code.replace("super().__init__()", f"super().__init__()\n        {made or 'pass'}", 1)
     outcome = trials.run(SNAKE, code)
-    assert outcome.end == "unsupported" and "leave that to torch.nn.Module" in outcome.message, outcome
+    assert outcome.end == "unsupported" and said in outcome.message, outcome
 
 
-def test_a_method_of_an_instance_tells_nothing_either(trials: Trials) -> None:
-    code = snaking(MADE + "return y").replace("def forward", "def unused(self):\n        pass\n\n    def forward", 1)
-    code = code.replace("super().__init__()", "super().__init__()\n        self.named_buffers = lambda: []")
+@pytest.mark.parametrize("part", ["nn.BatchNorm1d(3)", "nn.ModuleList([nn.Linear(2, 2)])", "nn.LSTM(2, 2)"])
+def test_pytorchs_own_modules_may_say_more(trials: Trials, part: str) -> None:
+    code = snaking(MADE + "return y").replace(
+        "super().__init__()", f"super().__init__()\n        self.more = {part}", 1
+    )
     outcome = trials.run(SNAKE, code)
-    assert outcome.end == "unsupported" and "named_buffers" in outcome.message, outcome
+    assert "of its own" not in outcome.message and "hooks" not in outcome.message, outcome
 
 
 def test_the_worst_error_is_of_calls_that_count(trials: Trials) -> None:

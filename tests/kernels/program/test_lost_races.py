@@ -189,3 +189,59 @@ def test_what_an_operation_on_many_elements_hears_reaches_its_program_at_a_barri
     assert bool(ordering.unordered(stamp, ordering.of_others(stamp))[0]) is not one
     ordering.barrier()
     assert not ordering.unordered(stamp, ordering.of_others(stamp))[0]
+
+
+MEETING = snaking(
+    """
+    y, n = torch.empty_like(x), x.numel()
+    words, floats = (torch.zeros(8, dtype=kind, device=x.device) for kind in (torch.int32, torch.float32))
+    meeting[(triton.cdiv(n, 256),)](x, self.frequency, y, words, floats, n, x.shape[-1], BLOCK=256)
+    return y
+    """,
+    head="""
+    @triton.jit
+    def meeting(x_ptr, f_ptr, y_ptr, words, floats, n, F, BLOCK: tl.constexpr):
+        p = tl.program_id(0)
+        i = p * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+        a = tl.load(f_ptr + i % F, mask=i < n, other=1.0)
+        s = tl.sin(a * x)
+        y = x + s * s / a
+        most = tl.max(tl.abs(x), 0)
+        WHAT
+        tl.store(y_ptr + i, y, mask=i < n)
+    """,
+)
+FAR = "most > 60.0"
+MEET = {
+    "nothing": ("pass", "ok"),
+    "a store where numbers are large": (f"tl.store(y_ptr + i + BLOCK, y, mask=({FAR}) & (p == 0))", "wrong"),
+    "a place that is large": (f"tl.store(words + tl.where({FAR}, 0, p), p)", "wrong"),
+    "a branch": (f"if {FAR}:\n        tl.store(words, p)", "wrong"),
+    "a load where numbers are large": (
+        f"tl.store(words + p, p)\n    y += tl.load(words + p + 1, mask=({FAR}) & (p == 0), other=0) * 0.0",
+        "wrong",
+    ),
+    "what is stored": (f"tl.store(words, tl.where({FAR}, p, 1))", "wrong"),
+    "one number": ("tl.store(words, 1)", "ok"),
+    "exchanges": ("tl.atomic_xchg(words, p)", "wrong"),
+    "exchanges for one number": ("tl.atomic_xchg(words, 1)", "ok"),
+    "exchanges where numbers are large": (f"tl.atomic_xchg(words, tl.where({FAR}, p, 1))", "wrong"),
+    "exchanges under a mask": ("tl.atomic_xchg(words + i % 2, tl.where(x > 0, 1, 0), mask=x > 0)", "ok"),
+    "sums": ("tl.atomic_add(words, p)", "ok"),
+    "a sum beside a maximum": ("tl.atomic_add(words, p)\n    tl.atomic_max(words, p)", "wrong"),
+    "a sum hidden by an own one": (
+        "tl.atomic_add(words, 1)\n    tl.atomic_max(words, p, mask=p == 1)",
+        "wrong",
+    ),
+    "the largest of floats": ("tl.atomic_max(floats, tl.sum(x, 0))", "ok"),
+    "the least of floats": ("tl.atomic_min(floats, tl.sum(x, 0))", "ok"),
+}  # fmt: skip
+"""What programs do beside their work, and how it ends."""
+
+
+@pytest.mark.parametrize("name", MEET)
+def test_programs_meet_in_whatever_call_their_values_let_them(trials: Trials, name: str) -> None:
+    what, end = MEET[name]
+    outcomes = [trials.run(SNAKE, MEETING.replace("WHAT", f"{what}  # {number}")) for number in range(3)]
+    assert {outcome.end for outcome in outcomes} == {end}, outcomes

@@ -113,7 +113,8 @@ def test_hints_are_told_beside_a_verdict() -> None:
         ("if True:\n    class ModelNew: ...\nelse:\n    class ModelNew: ...\n", "more than once"),
         ("x = 1\0", "null bytes"),
         ("# -*- coding: utf-7 -*-\n" + source(), "the encoding utf-7"),
-        ("\n#!python\n".strip() + "\n\t# vim: fileencoding=latin-1\n" + source(), "the encoding latin-1"),
+        ("#!python\n\t# vim: fileencoding=latin-1\n# \u00e9\n" + source(), "the encoding latin-1"),
+        ("# Rotary position encoding: fused\n" + source(), "the encoding fused"),
         ("\ufeff# coding=" + "x" * 900 + "\n" + source(), "the encoding xxx"),
         ("# 1\r# coding: cp500\r" + source(), "the encoding cp500"),
         ("(" * 10_000, ""),
@@ -129,11 +130,12 @@ def test_what_is_no_submission_is_a_fault_and_no_exception(code: str, said: str)
     assert report.fault is not None and said in report.fault and len(report.fault) <= bounds.FAULT_CHARACTERS
 
 
-@pytest.mark.parametrize(
-    "head", ["# coding: utf-8\n", "# -*- coding: UTF_8 -*-\n", "1\n# coding: cp500\n", "\n\n# coding: x\n"]
-)
+HEADS = ("# coding: utf-8", "# -*- coding: UTF_8 -*-", "1\n# coding: cp500", "\n\n# coding: x", "# coding=ascii")
+
+
+@pytest.mark.parametrize("head", HEADS)
 def test_a_text_that_a_file_would_be_is_taken(head: str) -> None:
-    assert examine(head + source()).fault is None
+    assert examine(f"{head}\n{source()}").fault is None
 
 
 def test_a_class_under_a_condition_is_one() -> None:

@@ -28,7 +28,7 @@ from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import launches, light, reads, streams
 from assay.kernels.inside.record.comparing import compare
 from assay.kernels.inside.record.devices import META, Pretended
-from assay.kernels.inside.record.host import custom, gpu, meta_kernels
+from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.own_text import OwnTexts
 from assay.kernels.inside.record.places import HOST
@@ -50,13 +50,6 @@ WARM_UPS = 12
 count of a name, and a child copies the page that it lies in."""
 MAX_DIFFERS = 256
 """Characters of what is said of calls that differ."""
-_TELLING = (
-    *("named_parameters", "parameters", "named_buffers", "buffers", "named_modules", "modules", "named_children"),
-    *("children", "_named_members", "state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict"),
-)
-"""Methods of a module that say what its parameters and buffers are."""
-_LAYERS: set[type] = set()
-"""PyTorch's modules, and what they are made of."""
 _DEPENDS = (
     "forward reads best_config of an autotuned kernel and does something else for another configuration, and one "
     "program is recorded for all of them. Size what comes after the kernel for its smallest block, or launch it in one "
@@ -103,7 +96,7 @@ def preload() -> None:
     gpu.install()
     custom.install()
     meta_kernels.install()
-    _LAYERS.update(_bases_of(torch.nn.Module))
+    models.hold()
     header: Json = {"init_inputs": [], "inputs": [{"dtype": "float32", "shape": [4], "blob": 0}]}
     header |= {"precision": "float32", "program_bytes": PROGRAM_BYTES, "text_checks": True}
     for _ in range(WARM_UPS):
@@ -171,12 +164,13 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             model = made.ModelNew(*init_arguments)
             operators.draws.of_weights = False
             _check_dtype()
-            _check_methods(model)
+            models.check(model)
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])
-        params = list(model.named_parameters())
+        models.check(model)
+        params = models.named_parameters(model)
         named = [[name, tape.window(parameter)] for name, parameter in params]
-        buffers = list(model.named_buffers())
+        buffers = models.named_buffers(model)
         held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
         for _, tensor in (*params, *buffers):
             if tape.places.is_away(tensor):
@@ -193,6 +187,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         for best in range(1, capture.asked):
             capture.best = best
             others.append(_call(model, again, named_parameters, tape, header))
+    models.check(model)
     tape.check_constants()
     sizes = tape.sizes()
     if (refused := reads.refused()) is not None:  # caught by host code, which then went on as it would not on a GPU
@@ -226,24 +221,6 @@ def _moved(model: Any, precision: str) -> Any:
             "weights. Derive it from torch.nn.Module"
         )
     return model.to(DEVICE) if precision == "float32" else model.to(DEVICE, getattr(torch, precision))
-
-
-def _bases_of(kind: type) -> set[type]:
-    """A class, all that it is made of, and all that are made of it so far."""
-    below: list[type] = kind.__subclasses__()
-    return {*kind.__mro__, *(each for one in below for each in _bases_of(one))}
-
-
-def _check_methods(model: Any) -> None:
-    """Raises NotRecordableError where a model says by methods of its own what its parameters are: whoever trains it or
-    loads weights would be told others than the kernels read."""
-    for part in [model, *torch.nn.Module.modules(model)] if isinstance(model, torch.nn.Module) else ():
-        own = [vars(part), *(vars(kind) for kind in type(part).__mro__ if kind not in _LAYERS)]
-        if found := next((name for name in _TELLING for names in own if name in names), ""):
-            raise NotRecordableError(
-                f"{type(part).__name__:.80} has a {found} of its own, by which its caller reads or sets its weights: "
-                "leave that to torch.nn.Module, and give parameters the names that you want them to have"
-            )
 
 
 def _check_dtype() -> None:

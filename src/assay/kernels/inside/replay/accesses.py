@@ -28,6 +28,7 @@ from assay.kernels.inside.replay.order.units import Units
 from assay.kernels.inside.replay.ordering import Ordering
 from assay.kernels.inside.replay.state import State, Step
 from assay.kernels.inside.triton.bounds import spread
+from assay.kernels.inside.triton.commutation import by_values
 from assay.kernels.inside.triton.ledger import Access, OutOfBoundsError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.rebuilt import FILE
 from assay.types import Json
@@ -116,6 +117,8 @@ class Accesses:
         self._spare: list[Lanes] = []
         """Of programs that are over, where programs take turns."""
         self._state, self._step = memory.state, Step(0)
+        self.excused = False
+        """Whether an access was no race, or may be none, for what it stored alone: other values may be others."""
         self._races: dict[tuple[str, int, int, bool], list[int]] = {}
         self.most = self._made_so_far = 0
         """Accesses that a program of the launch made."""
@@ -244,6 +247,7 @@ class Accesses:
         if what != "load":
             self._made[storage][slots] = True
             known[slots] = True
+        self.excused |= bool(access.of_no_result) and by_values(access.commutes)
         if self._state is not None:
             self._follow(self._state, storage, slots, access)
         if self._units is not None:
@@ -252,7 +256,7 @@ class Accesses:
         if storage not in self._seen:
             self._seen[storage] = Seen(len(self._made[storage]))
             self._histories[storage] = History(len(self._made[storage]))
-        meets, races, told = self._seen[storage].take(slots, what, self._ordering, one, access.unused)
+        meets, races, told = self._seen[storage].take(slots, what, self._ordering, one, access.of_no_result)
         if told:
             self.ordered[_line()] = told
         shape = None if access.apart else () if one else (access.pointers.shape, access.size)
@@ -270,6 +274,8 @@ class Accesses:
         elif what != "load":
             history.combined(slots)
         if changed is not None:
+            met = (each for each in (races, beside, handed) if each is not None)
+            self.excused |= any(bool((each.astype(bool) & ~changed).any()) for each in met)
             races = races & changed if races is not None else None
             beside = beside & changed if beside is not None else None
             handed = handed * changed if handed is not None else None

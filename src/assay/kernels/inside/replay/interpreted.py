@@ -62,10 +62,8 @@ class Interpreted:
         built = rebuild(kernels_of(program))
         self.kernels = [built[str(number)] for number in range(len(program.kernels))]
         self.places = {id(step): place for place, step in enumerate(program.steps) if isinstance(step, Launch)}
-        launches = (step for step in program.forward if isinstance(step, Launch))
-        self._varies = any(
-            _varies(self.kernels[step.kernel], variant) for step in launches for variant in step.variants
-        )
+        launches = _launches(program.forward)
+        self._varies = any(_varies(self.kernels[step.kernel], one) for step in launches for one in step.variants)
         self._two_ways = _has_descriptors(program)
         return self.kernels
 
@@ -87,6 +85,7 @@ class Interpreted:
         ledger.widths = self.widths if manner.bounded else None
         with ledgers.recording(ledger):
             yield _InterpretedRun(self, memory, manner, ledger, accesses)
+        self._varies |= accesses is not None and accesses.excused
         if ledger.refusal is not None:
             raise ledger.refusal
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from assay.kernels.inside.triton.commutation import MAX_NAMES, commute
 from assay.kernels.inside.triton.ledger import Access
 
 _LANE = 40
@@ -33,25 +34,29 @@ _SEVERAL = _LANES
 """No lane: several of them, or a unit beside them."""
 _MOST_STRETCHES = 1 << (62 - _LANE)
 _NONE = 1 << 62
-_UNUSED = "atomic "
-_MOST_KINDS = 16
 _MOST_WAITING = 1 << 18
 """Elements of one storage whose accesses are kept one by one, until others meet them."""
 
+_ATOMIC = "atomic "
 _KINDS = {"ticket": "ticket", "value": "question"}
 
 
 def kind_of(access: Access) -> str:
     """What an access is here: `load`, `store`, `question` (an atomic operation whose result is used), `ticket` (one of
-    which only that no two are the same), or an atomic operation whose result nobody uses, by what makes the same."""
-    return f"{_UNUSED}{access.unused}" if access.unused is not None else _KINDS.get(access.asks, access.what)
+    which only that no two are the same), or `atomic ` and the name of one whose result nobody uses (`commutation`)."""
+    name = access.of_no_result
+    return f"{_ATOMIC}{name}" if name is not None else _KINDS.get(access.asks, access.what)
+
+
+def _is_atomic(kind: str) -> bool:
+    return kind.startswith(_ATOMIC)
 
 
 def _meets(what: str, other: str) -> bool:
     """Whether an access must not meet one of another kind without a barrier, another lane having done it."""
-    if what == other:
-        return what not in ("load", "ticket") and (what == _UNUSED or not what.startswith(_UNUSED))
-    return True
+    if _is_atomic(what) and _is_atomic(other):
+        return not commute(what.removeprefix(_ATOMIC), other.removeprefix(_ATOMIC))
+    return what != other or what not in ("load", "ticket")
 
 
 class Spread(NamedTuple):
@@ -149,8 +154,8 @@ class Lanes:
         """
         self.in_doubt, self.leans = "", False
         kinds = self._kinds.setdefault(storage, set())
-        if len(kinds) >= _MOST_KINDS and what.startswith(_UNUSED) and what not in kinds:
-            what = _UNUSED
+        if _is_atomic(what) and what not in kinds and sum(map(_is_atomic, kinds)) >= MAX_NAMES:
+            what = _ATOMIC
         others = [each for each in kinds if _meets(what, each)]
         waiting = self._waiting.setdefault(storage, [])
         elements = self._elements.get(storage, 0) + len(slots)

@@ -170,7 +170,9 @@ def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -
         version = nvidia.get_ptx_version_from_options(options, self.target.arch)
         once = equal_lanes.places(module, text, self.target.arch, version)
         driver.active.unlike += (("made once", place) for place in once)
-        driver.active.unlike += (("multiplied", place) for place in moved_values.multiplied_in_threads(text))
+        driver.active.unlike += (("reduced late", place) for place in moved_values.reduced_late(text))
+        if "ttg.warp_specialize" in text:
+            driver.active.unlike.append(("warps apart", ""))
         return module
 
     found["ttgir"] = spread

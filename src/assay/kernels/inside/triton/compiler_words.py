@@ -40,10 +40,17 @@ UNLIKE = {
         "mask is the condition of the choice: it comes after whatever is stored in between. Say `other=` in the load "
         "instead of choosing, or choose by tl.where with another mask"
     ),
-    "multiplied": (
-        "Triton's compiler takes this product over a block out of its loop: each thread multiplies its own elements "
-        "through all turns, and these parts may leave the range of the type, or lose what the product of a turn "
-        "keeps. Multiply blocks elementwise in the loop, and reduce them once after it"
+    "reduced late": (
+        "Triton's compiler takes this reduction of a loaded block out of its loop: each thread joins its own elements "
+        "through all turns, and they are reduced after the loop. That is right for sums that are added up, and for "
+        "extremes of which the same is taken, and for nothing else (a maximum of sums, a sum of maxima, a product). "
+        "Join whole blocks elementwise in the loop and reduce them once after it, or call tl.debug_barrier() in it and "
+        "keep what was reduced in a variable of its own"
+    ),
+    "warps apart": (
+        "Triton's compiler gives parts of a loop with warp_specialize=True to warps of their own, and takes what "
+        "stands around it (stores, atomic operations, barriers) for theirs as well, which the grader does not follow. "
+        "Leave warp_specialize out"
     ),
 }
 """What a kernel is compiled to that its text does not say, in words for its author."""

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 import triton.language as tl
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.bounds import Ranges, spread
+from assay.kernels.inside.triton.commutation import commutes_as
 from assay.kernels.inside.triton.ledger import (
     Access,
     OutOfBoundsError,
@@ -38,7 +38,6 @@ def install(builder: Any) -> None:
     """Put them into the interpreter's builder (`InterpreterBuilder`)."""
     _guard_loads_and_stores(builder)
     _guard_atomics(builder)
-    _name_extremes()
     _mark_descriptors(builder)
     _check_descriptors(builder)
     _check_offsets(builder)
@@ -57,7 +56,7 @@ def _check(
     sync: Sync | None = None,
     ticket: bool = False,
     broken: Any = None,
-    alike: str = "",
+    commutes: str = "",
 ) -> Any:
     """Whether an access may be made; raises a refusal if not. Gives back its mask, as an array."""
     if mask is not None:
@@ -75,7 +74,7 @@ def _check(
     if ledger.observer is not None:
         asks: Any = "nothing" if sync is None or ledger.unused else "ticket" if ticket else "value"
         early, apart = ledger.early, ledger.apart
-        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, early, asks, apart, alike))
+        ledger.observer.touched(Access(what, pointers, mask, size, values, sync, early, asks, apart, commutes))
     return mask
 
 
@@ -135,16 +134,16 @@ def _guard_atomics(builder: Any) -> None:
             refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
         _check_type(ptr, val, "atomic operation")
         ticket = op == engine._ir.ATOMIC_OP.ADD and val.data.dtype.kind in "iu" and bool(val.data.all())
-        size, alike = val.data.dtype.itemsize, _alike(op, val)
-        _check(ptr.data, mask.data, size, "atomic operation", sync=_sync(*rest), ticket=ticket, alike=alike)
+        size, commutes = val.data.dtype.itemsize, _commutes_as(op, mask.data, val)
+        _check(ptr.data, mask.data, size, "atomic operation", sync=_sync(*rest), ticket=ticket, commutes=commutes)
         found = _in_no_order(lambda *lanes: rmw(self, op, *lanes, *rest, **named), ptr, val, mask)
         return _result(ptr, found)
 
     def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         for side in (cmp, val):
             _check_type(ptr, side, "atomic operation")
-        size, alike = val.data.dtype.itemsize, _alike(None, cmp, val)
-        _check(ptr.data, None, size, "atomic operation", sync=_sync(*rest), alike=alike)
+        size, commutes = val.data.dtype.itemsize, _commutes_as(None, None, cmp, val)
+        _check(ptr.data, None, size, "atomic operation", sync=_sync(*rest), commutes=commutes)
         cmp, val = (_as_wide(side, ptr.data.shape) for side in (cmp, val))
         bits = _BITS.get(val.data.dtype)
         if bits is None:
@@ -157,39 +156,14 @@ def _guard_atomics(builder: Any) -> None:
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
 
 
-_SIDES = 32
-"""Values of an operation that are looked at."""
-
-
-def _alike(op: Any, *sides: Any) -> str:
-    """The name of atomic operations that make the same in whatever order: those of one kind that combine, and those
-    that write one value (`op` is None for one that compares)."""
-    name, size = "" if op is None else op.name, sides[0].data.dtype.itemsize
-    if name and name != "XCHG":
-        return f"{current().combines or name} {size}"
-    values = [side.data.ravel() for side in sides]
-    same = all(
-        each.size and (each.view(np.uint8).reshape(each.size, -1) == each[:1].view(np.uint8)).all() for each in values
-    )
-    return f"{name} {size} {[each[0].tobytes() for each in values]}" if same else ""
-
-
-def _name_extremes() -> None:
-    """A largest float is made by an operation on whole numbers, which one hanging on its sign: the two are one."""
-    for name in ("atomic_max", "atomic_min"):
-        setattr(TritonSemantic, name, _of_floats(name, getattr(TritonSemantic, name)))
-
-
-def _of_floats(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def made(self: Any, ptr: Any, val: Any, *rest: Any) -> Any:
-        ledger = current()
-        ledger.combines = name if val.type.scalar.is_floating() else ""
-        try:
-            return function(self, ptr, val, *rest)
-        finally:
-            ledger.combines = ""
-
-    return made
+def _commutes_as(op: Any, mask: Any, *sides: Any) -> str:
+    """The name of an atomic operation for `commutation.commute`; `op` is None for one that compares, `mask` for all
+    lanes."""
+    name, values = "CAS" if op is None else op.name, [side.data for side in sides]
+    if mask is not None:
+        chosen = spread(np.asarray(mask), np.broadcast_shapes(np.shape(mask), *(each.shape for each in values)))
+        values = [spread(each, chosen.shape)[chosen] for each in values]
+    return commutes_as(name, values)
 
 
 def _in_no_order(compute: Callable[..., Any], ptr: Any, *sides: Any) -> Any:

@@ -65,13 +65,13 @@ class Access(NamedTuple):
     that no other lane gets the same."""
     apart: bool = False
     """Whether a unit beside the threads of the program makes it, as it does for descriptors."""
-    alike: str = ""
-    """Of an atomic operation: those of one name make the same in whatever order. Empty for one that may not."""
+    commutes: str = ""
+    """The name of an atomic operation (`commutation`)."""
 
     @property
-    def unused(self) -> str | None:
-        """`alike` of an atomic operation whose result nobody uses; None for any other access."""
-        return None if self.sync is None or self.asks != "nothing" else self.alike
+    def of_no_result(self) -> str | None:
+        """The name of an atomic operation whose result nobody uses; None for any other access."""
+        return None if self.sync is None or self.asks != "nothing" else self.commutes
 
 
 class Observer(Protocol):
@@ -166,8 +166,8 @@ class Ledger:
         """How programs of the launch under way take turns; None: one after another."""
         self.early = self.apart = self.unused = False
         """Of the access under way; `Access` says what the first two mean. `unused`: its result, if it is atomic."""
-        self.combines = ""
-        """What several operations on whole numbers make of floats, while one of them is under way (`guards`)."""
+        self.flat = 0
+        """Flattened loops that are under way."""
         self.site = (0, 0)
         """Number of the call under way that comes to memory, and of the helper's call around it; 0 for none."""
         self.widths: Widths | None = None

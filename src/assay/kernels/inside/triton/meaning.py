@@ -14,6 +14,7 @@ from typing import Any
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
+from assay.kernels.inside.triton import counters
 from assay.kernels.inside.triton.arithmetic import (
     COMPUTE,
     NUMBER,
@@ -184,7 +185,16 @@ def returned(value: Any) -> Any:
 
 
 def loop(
-    arg1: Any, arg2: Any = None, step: Any = 1, num_stages: Any = None, *_: Any, ahead: bool = False, **more: Any
+    arg1: Any,
+    arg2: Any = None,
+    step: Any = 1,
+    num_stages: Any = None,
+    loop_unroll_factor: Any = None,
+    disallow_acc_multi_buffer: Any = False,
+    flatten: Any = False,
+    *_: Any,
+    ahead: bool = False,
+    **more: Any,
 ) -> Iterator[Any]:
     """`range`, `tl.range`: counts in tensors of the type that Triton gives the loop variable. `ahead`: the compiler
     may start loads of it early."""
@@ -204,23 +214,24 @@ def loop(
     first, last, stride = (int(bound.handle.data.reshape(-1)[0]) for bound in bounds)
     if stride == 0 or (stride < 0 and is_tensor(raw(step))):
         raise MeaningError(f"a loop with the step {stride}: it must be positive, or known when compiled and not zero")
-    _check_counter(first, last, stride, kind)
-    observer = current().observer if ahead else None
-    if observer is None:
-        for value in range(first, last, stride):
-            yield semantic.scalar_constant(value, kind)
-        return
+    ledger, flat = current(), bool(raw(flatten))
+    if flat or ledger.flat:
+        counters.check_flat(first, last, stride, kind)
+    factor = raw(loop_unroll_factor)
+    counters.check(first, last, stride, kind, max(factor, 1) if type(factor) is int else 1, ahead)
     stages = raw(num_stages)
-    leave = observer.loop(_WARPS_APART if stages is None and "warp_specialize" in more else stages)
+    stages = _WARPS_APART if stages is None and "warp_specialize" in more else stages
+    leave = ledger.observer.loop(stages) if ahead and ledger.observer is not None else None
+    ledger.flat += flat
     try:
         for value in range(first, last, stride):
             yield semantic.scalar_constant(value, kind)
     finally:
-        leave()
+        ledger.flat -= flat
+        if leave is not None:
+            leave()
 
 
-AHEAD = 33
-"""Turns that Triton may look ahead for in a loop that it pipelines: more than it takes stages."""
 _WARPS_APART = 2
 """Stages of a loop whose loads other warps make."""
 
@@ -265,24 +276,6 @@ def unused(function: Callable[..., Any]) -> Callable[..., Any]:
             ledger.unused = False
 
     return call
-
-
-def _check_counter(first: int, last: int, stride: int, kind: Any) -> None:
-    """A counter goes a step beyond the last value, and begins anew where its type ends: the loop would go on. Triton
-    makes a loop upwards of one downwards, takes one bound from the other, and looks some turns ahead for what it loads
-    early."""
-    if first == last or (first < last) != (stride > 0):
-        return
-    low, high = min(first, last), max(first, last)
-    ahead, most = AHEAD * abs(stride), 1 << (kind.int_bitwidth - 1)
-    end = low + -(-(high - low) // abs(stride)) * abs(stride)
-    if end >= most:
-        raise MeaningError(f"a loop whose counter would reach {end}, which {kind} does not hold: use int64 bounds")
-    if high - low >= most or low - ahead < -most or high + ahead >= most:
-        raise MeaningError(
-            f"a loop from {first} to {last} by {stride}, of which {kind} does not hold the distance, or {AHEAD} steps "
-            "more: Triton takes one bound from the other, and looks that far ahead. Use int64 bounds"
-        )
 
 
 def static_loop(arg1: Any, arg2: Any = None, step: Any = 1) -> Iterator[int]:

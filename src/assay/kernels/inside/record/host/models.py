@@ -1,0 +1,87 @@
+"""What a model says of its parameters: it has to be PyTorch that says so.
+
+Whoever trains a model or loads weights goes by `parameters()` and `load_state_dict()`. Where a submission answers
+instead, its caller may be told of other parameters than those that its kernels read.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from assay.kernels.inside.record.reads import NotRecordableError
+
+Module = torch.nn.Module
+TELLING = (
+    *("named_parameters", "parameters", "named_buffers", "buffers", "named_modules", "modules", "named_children"),
+    *("children", "_named_members", "state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict"),
+    *("__getattribute__", "get_parameter", "get_buffer", "get_submodule"),
+)
+"""Attributes of a model by which its caller comes to parameters and buffers."""
+HOOKS = (*("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),)
+"""What is called while weights are saved or loaded."""
+_layers: dict[type, dict[str, Any]] = {}
+"""PyTorch's modules and what they are made of, and what each says of `TELLING`, before a submission is imported."""
+_attributes_of = vars(Module)["__dict__"].__get__
+_bases_of = type.__dict__["__mro__"].__get__
+
+
+def hold() -> None:
+    """Take PyTorch's modules for what they have to be from now on."""
+    for kind in _known(Module):
+        _layers[kind] = {name: vars(kind).get(name) for name in TELLING}
+
+
+def check(model: Any) -> None:
+    """Raises NotRecordableError where a model, or a part of it, does not leave to PyTorch what its parameters are."""
+    for part in _parts(model):
+        if type(type(part)) not in (type, ABCMeta):
+            raise NotRecordableError(f"{type(part).__name__:.80} has a metaclass of its own: leave that out")
+        own = _attributes_of(part)
+        changed = [own.keys(), *map(_changed, _bases_of(type(part)))]
+        if name := next((name for name in TELLING for names in changed if name in names), ""):
+            raise NotRecordableError(
+                f"{type(part).__name__:.80} has a {name} of its own, by which its caller reads or sets its weights: "
+                "leave that to torch.nn.Module, and give parameters the names that you want them to have"
+            )
+        if name := next((name for name in HOOKS if own.get(name)), ""):
+            raise NotRecordableError(
+                f"{type(part).__name__:.80} has hooks for weights that are saved or loaded ({name}): leave them out"
+            )
+
+
+def _changed(kind: type) -> Collection[str]:
+    """What a class says otherwise than PyTorch does."""
+    there, before = vars(kind), _layers.get(kind)
+    return there.keys() if before is None else [name for name in TELLING if there.get(name) is not before[name]]
+
+
+def named_parameters(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """Its parameters, as PyTorch names them."""
+    return list(Module.named_parameters(model))
+
+
+def named_buffers(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """Its buffers, as PyTorch names them."""
+    return list(Module.named_buffers(model))
+
+
+def _parts(model: Any) -> Iterator[Any]:
+    """A model and all modules in it, whatever its own methods say; nothing where it is none."""
+    waiting, seen = [model], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if not any(kind is Module for kind in _bases_of(type(part))) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        waiting += (_attributes_of(part).get("_modules") or {}).values()
+
+
+def _known(kind: type) -> set[type]:
+    """A class, all that it is made of, and all that are made of it so far."""
+    below: list[type] = kind.__subclasses__()
+    return {*kind.__mro__, *(each for one in below for each in _known(one))}
