@@ -291,7 +291,8 @@ def test_a_launch_of_which_no_configuration_compiles_is_rejected(bench: Bench, c
 
 def test_configurations_are_compiled_up_to_a_bound(bench: Bench, compiled: Compile) -> None:
     text = recorded_text(bench, tuned(*((number, 4) for number in range(20))))
-    report = compiled(text)
+    assert len(compiled(text).kernels) == 20
+    report = compiled(text, enough_s=0.0)
     assert report.outcome == "ok" and len(report.kernels) == 16
     assert report.message == "4 of 20 configurations were not compiled, to save time"
     assert variants_of(compiled_part(text, report)) == 20, "a GPU may choose any that is not refused"
@@ -300,7 +301,7 @@ def test_configurations_are_compiled_up_to_a_bound(bench: Bench, compiled: Compi
 def test_what_launches_have_in_common_is_read_once(bench: Bench, compiled: Compile) -> None:
     text = recorded_text(bench, tuned(*((number, 4) for number in range(32)), launches=36))
     report = compiled(text, limits=replace(LIMITS, cpu_s=10))
-    assert report.outcome == "ok" and len(report.kernels) == 16
+    assert report.outcome == "ok" and len(report.kernels) == 32
 
 
 def test_a_report_has_room_for_as_many_launches_as_a_program_may_have(bench: Bench, compiled: Compile) -> None:

@@ -215,6 +215,22 @@ def test_variants_that_were_left_out_have_their_numbers() -> None:
     assert as_compiled(RIGHT, wide, {5: 0b100}).kind == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("tables", "kind"),
+    [
+        ({}, "unsupported"),
+        ({(4, 1): {}}, "unsupported"),
+        ({(4, 1): {(8, 0): Moved(4, 21)}}, "unsupported"),
+        ({(4, 1): {(7, 2): Moved(4, 21)}}, "ok"),
+        ({(4, 1): {(7, 0): Moved(4, 21)}, (4, 2): {(7, 0): Moved(8, 21)}}, "unsupported"),
+        ({(5, 1): {(7, 0): Moved(4, 21)}}, "unsupported"),
+    ],
+)
+def test_what_was_not_compiled_moves_as_much_as_what_was(tables: Any, kind: str) -> None:
+    verdict = as_compiled(RIGHT, CompileReport("ok", "", widths=tables))
+    assert verdict.kind == kind and ("could be compiled in the time" in verdict.message) == (kind != "ok")
+
+
 def test_what_is_not_known_is_not_right() -> None:
     assert as_compiled(RIGHT, CompileReport("ok", "", widths=None)).kind == "unsupported"
     lost = Verdict("ok", "numerics", evidence={"narrow": None})

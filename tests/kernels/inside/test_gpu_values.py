@@ -419,7 +419,7 @@ REFUSED = {
     "a cast past float32": (case("a.to(tl.float8e5)", "float8_e5m2", ("float64", [1.0])), "by way of float32"),
     "a counter that begins anew": (
         case("found = a\nfor j in range(2147483646, 2147483647, 2):\n    found += 1", "int32", ZERO),
-        "would reach 2147483648",
+        "would reach about 2^31",
     ),
     "what is not true": (case("found = a\ntl.assume(tl.max(a, 0) > 5)", "int32", ZERO), "computes as if it were true"),
     "a reduction that does not commute": (

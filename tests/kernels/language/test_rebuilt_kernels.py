@@ -151,7 +151,7 @@ ENDS = {
     "unsigned_loop": ("y = v\nfor k in range(n.to(tl.uint32)): y += k", "an unsigned bound", 5),
     "downwards_past_the_end": (
         "m = n + 2147483642\ny = v\nfor k in range(m, m - 2, -3): y += k",
-        "counter would reach 2147483648",
+        "counter would reach about 2^31",
         6,
     ),
     "ahead_past_the_end": ("y = v\nfor k in range(0, n - 4, 1073741824): y += k", "or 33 steps more", 5),

@@ -179,8 +179,21 @@ def test_calls_are_added_wherever_the_language_sees_the_result_of_an_atomic_oper
     assert followed == ({case.family for case in DRAW.cases} if asks else {calls[0].case.family})
 
 
+MARKS = "\u0f73\u0f75\u0f81" * 10_000
+"""Characters that combine with nothing, and are made of such as do."""
+
+
 @pytest.mark.parametrize(
-    "text", ["'a\n" * 9_000, 'x = """\n' + "\n" * 9_000, "\ufdfa" * 2_000, "(" * 40_000, "#\u0301\u0316"]
+    "text",
+    [
+        "'a\n" * 9_000,
+        'x = """\n' + "\n" * 9_000,
+        "\ufdfa" * 2_000,
+        "(" * 40_000,
+        "#\u0301\u0316",
+        "\u0f73" * 30_000,
+        "\u0f75\u0f81" * 15_000,
+    ],
 )
 def test_a_text_that_takes_long_to_read_is_taken_for_one_that_asks(text: str) -> None:
     source = f"# atomic_\n{text}\n"

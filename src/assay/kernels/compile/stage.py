@@ -35,6 +35,8 @@ says nothing about it either."""
 TRITON_HARNESS = "assay.kernels.inside.compile_program"
 TRITON_LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=4096, tmp_mb=64)
 CUDA_HARNESS = "assay.kernels.inside.compile_cuda"
+ENOUGH_S = 8.0
+"""CPU seconds in which configurations are compiled beyond those that are in any case."""
 CUDA_LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=4096, tmp_mb=64)
 MESSAGE_CHARACTERS = 800
 
@@ -116,12 +118,14 @@ async def compile_program(
     arch: str = "sm_90",
     limits: Limits = TRITON_LIMITS,
     read_only: bool = False,
+    enough_s: float = ENOUGH_S,
 ) -> CompileReport:
     """Compile exactly the launches of a recorded program, with the types, constants, alignments and options that they
     have there. No Python of whoever submitted it runs.
 
-    Autotuned launches are compiled in each configuration up to a bound of 16 compilations in all; every launch in one
-    at least. As when a GPU tunes, configurations that do not compile are passed over as long as one does.
+    Autotuned launches are compiled in each configuration, 16 compilations in all, and more as long as they took less
+    than `enough_s`; every launch in one at least. As when a GPU tunes, configurations that do not compile are passed
+    over as long as one does.
 
     Args:
         sandbox: Runs the job, in the profile `compile`.
@@ -130,6 +134,7 @@ async def compile_program(
         limits: Of the whole job.
         read_only: Let Triton read the kernels and not compile them, which checks types and the sizes of blocks in a
             hundredth of the time. The program may be one that nobody could allocate.
+        enough_s: CPU seconds of the compiler after which it goes on to no further configuration.
 
     Returns: `unsupported` where the text is no program, its kernels are not in the kernel language, or the compiler
     makes something of them that the replay does not compute.
@@ -139,7 +144,7 @@ async def compile_program(
         ConfigError: an architecture that is not known.
     """
     target: dict[str, Json] = {"capability": int(arch.removeprefix("sm_")), "shared_limit": shared_limit(arch)}
-    target["read_only"] = read_only
+    target |= {"read_only": read_only, "enough_s": enough_s}
     job = Job(program_text, TRITON_HARNESS, header=target, limits=limits, profile="compile")
     return program_report(await sandbox.run(job), limits, arch)
 

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
     from assay.types import Json
 
-MOST = 16
-"""Compilations of a program, and of each launch one at least."""
+MOST, MOST_OF_ALL = 16, 256
+"""Compilations of a program, and of each launch one at least: so many, and more as long as there is time."""
 _RAISES = (
     "Triton's autotuner passes over a configuration that fails a tl.static_assert of the kernel itself or needs more "
     "than the GPU has. At any other failure it raises, and the kernel never runs. Leave this configuration out"
@@ -119,7 +119,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     ahead_of_time.install(header["capability"], header["shared_limit"])
     if header.get("read_only"):
         ahead_of_time.read_only()
-    compiler = Compiler(program, kernels)
+    compiler = Compiler(program, kernels, header.get("enough_s", 0.0))
     compiler.compile()
     report = compiler.report() | {"stored": compiler.stored(program.forward)}
     return report if len(json.dumps(report)) < REPORT_BYTES // 2 else {"unreadable": TOO_LONG}
@@ -139,7 +139,8 @@ class Refused:
 class Compiler:
     """Compiles the launches of one program."""
 
-    def __init__(self, program: Program, kernels: Kernels) -> None:
+    def __init__(self, program: Program, kernels: Kernels, enough_s: float) -> None:
+        self._enough_s = enough_s
         self.launches = [(place, step) for place, step in enumerate(program.steps) if isinstance(step, Launch)]
         self.text = language.text(kernels)
         self._lines = {
@@ -183,7 +184,9 @@ class Compiler:
 
         Ends early where a launch has none left or raises, or where nothing is left of a variant: a GPU may choose it.
         """
-        for place, number in chosen(self.keys, MOST):
+        for turn, (place, number) in enumerate(chosen(self.keys, MOST_OF_ALL)):
+            if turn >= MOST and ahead_of_time.cpu_seconds() > self._enough_s:
+                break
             self._compile(place, number)
             if self._is_lost(place):
                 return

@@ -136,7 +136,9 @@ def _asks(program: Program) -> bool:
 
 
 def _asks_in(source: str) -> bool:
-    if len(source) > MOST_READ or any(map(unicodedata.combining, source)):  # which take long to be put in order
+    # Many characters of one place that combine take long to be put in order, and some others are made of those.
+    made_of = unicodedata.normalize("NFKD", "".join(sorted(set(source))))
+    if len(source) > MOST_READ or any(map(unicodedata.combining, made_of)):
         return True
     text = unicodedata.normalize("NFKC", source)  # as Python reads names
     if _ATOMIC not in text:

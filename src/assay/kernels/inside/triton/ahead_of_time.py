@@ -308,6 +308,12 @@ class OneProcessCache(cache.FileCacheManager):  # type: ignore[misc]
         return path
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def written() -> int | None:
     """How much stands in standard error, where that is a file, as it is in a sandbox."""
     try:

@@ -213,7 +213,10 @@ def loop(
     )
     first, last, stride = (int(bound.handle.data.reshape(-1)[0]) for bound in bounds)
     if stride == 0 or (stride < 0 and is_tensor(raw(step))):
-        raise MeaningError(f"a loop with the step {stride}: it must be positive, or known when compiled and not zero")
+        raise MeaningError(
+            f"a loop with the step {counters.in_words(stride)}: it must be positive, or known when compiled and not "
+            "zero"
+        )
     ledger, flat = current(), bool(raw(flatten))
     if flat or ledger.flat:
         counters.check_flat(first, last, stride, kind)

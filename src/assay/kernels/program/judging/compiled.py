@@ -24,6 +24,13 @@ NOT_KNOWN = (
     "the kernels make more accesses than can be held against what Triton compiles. Write fewer, or fewer launches"
 )
 
+NOT_COMPILED = (
+    "not all configurations of an autotuned kernel, or not all launches, could be compiled in the time that there is, "
+    "and one that was not makes accesses that must not move many bytes at once. Give fewer configurations"
+)
+_WIDEST = 16
+"""Bytes that a thread moves at once."""
+
 
 def as_compiled(verdict: Verdict, report: CompileReport, variants: Mapping[int, int] | None = None) -> Verdict:
     """The verdict where a kernel leans on what the compiler makes otherwise.
@@ -61,7 +68,11 @@ def moved_at_once(verdict: Verdict, report: CompileReport, variants: Mapping[int
     if narrow is None or report.widths is None:
         return replace(verdict, kind="unsupported", stage="compile", message=NOT_KNOWN)
     for step, variant, *site, allowed in narrow:
-        table = report.widths.get((step, _number(variants.get(step), variant)), {})
+        table = report.widths.get((step, _number(variants.get(step), variant)))
+        if table is None:
+            if _as_others_move(report.widths, step, (site[0], site[1])) > allowed:
+                return replace(verdict, kind="unsupported", stage="compile", message=NOT_COMPILED)
+            continue
         moved = _of_site(table, (site[0], site[1]))
         if moved.bytes > allowed:
             where = f"line {moved.line}: " if moved.line else ""
@@ -81,6 +92,13 @@ def _number(bits: int | None, place: int) -> int:
         return place
     left = [number for number in range(bits.bit_length()) if bits >> number & 1]
     return left[place] if place < len(left) else place
+
+
+def _as_others_move(tables: Mapping[tuple[int, int], Widths], step: int, site: tuple[int, int]) -> int:
+    """How many bytes the compiled variants of a launch move at once in an access; more than any where none has it."""
+    there = [table for (its, _), table in tables.items() if its == step]
+    known = [moved.bytes for table in there for (number, _), moved in table.items() if number == site[0]]
+    return max(known, default=_WIDEST + 1)
 
 
 def _of_site(table: Widths, site: tuple[int, int]) -> Moved:

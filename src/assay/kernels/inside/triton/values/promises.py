@@ -21,7 +21,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton import guards
+from assay.kernels.inside.triton import counters, guards
 from assay.kernels.inside.triton.arithmetic import MeaningError, is_tensor, raw
 from assay.kernels.inside.triton.error_bounds import accesses
 from assay.kernels.inside.triton.error_bounds.bounds import bound
@@ -69,7 +69,8 @@ def _promise(name: str, late: bool) -> Callable[[Any, Any], Any]:
             if name == "max_constancy":
                 refuse(WrongValueError(f"{said}: the compiler believes it, and computes once for several elements"))
             if handle.data.size == 1:
-                refuse(WrongValueError(f"{said} of {_positions(handle)[0].ravel()[0]}: {_MEANS}"))
+                number = counters.in_words(int(_positions(handle)[0].ravel()[0]))
+                refuse(WrongValueError(f"{said} of {number}: {_MEANS}"))
             current().note(f"{said} of some lanes, and what is loaded through them is anything")
             _follow()
         sides = [side for side in (broken, given["before"]) if side is not None]
