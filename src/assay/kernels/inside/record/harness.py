@@ -164,7 +164,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             model = made.ModelNew(*init_arguments)
             operators.draws.of_weights = False
             _check_dtype()
-            models.check(model)
+            models.check(model)  # and again below: moving it runs its own code, and asks it for its parts
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])
         models.check(model)

@@ -157,8 +157,10 @@ def _guard_atomics(builder: Any) -> None:
 
 
 def _commutes_as(op: Any, mask: Any, *sides: Any) -> str:
-    """The name of an atomic operation for `commutation.commute`; `op` is None for one that compares, `mask` for all
-    lanes."""
+    """The name of an atomic operation for `commutation.commute`, where somebody follows it; `op` is None for one that
+    compares, `mask` for all lanes."""
+    if current().observer is None:
+        return ""
     name, values = "CAS" if op is None else op.name, [side.data for side in sides]
     if mask is not None:
         chosen = spread(np.asarray(mask), np.broadcast_shapes(np.shape(mask), *(each.shape for each in values)))

@@ -21,7 +21,7 @@ TELLING = (
     *("__getattribute__", "get_parameter", "get_buffer", "get_submodule"),
 )
 """Attributes of a model by which its caller comes to parameters and buffers."""
-HOOKS = (*("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),)
+HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 """What is called while weights are saved or loaded."""
 _layers: dict[type, dict[str, Any]] = {}
 """PyTorch's modules and what they are made of, and what each says of `TELLING`, before a submission is imported."""

@@ -88,9 +88,9 @@ def _reductions(text: str) -> Iterator[tuple[set[str], dict[str, str], str, str,
             end = next((place for place in range(number, len(lines)) if _END.match(lines[place])), number)
             operands = {each.strip() for each in reduced[1].split(",")}
             result = given[1] if (given := _MADE.match(line)) is not None else ""
-            yield operands, dict(made), _place(lines[end]), "\n".join(lines[number:end]), result
+            yield operands, made, _place(lines[end]), "\n".join(lines[number:end]), result
         elif (counted := _COUNTED.search(line)) is not None:
-            yield set(counted.groups()), dict(made), _place(line), "", ""
+            yield set(counted.groups()), made, _place(line), "", ""
         if (given := _MADE.match(line)) is not None:
             made[given[1]] = given[2]
         elif line.lstrip().startswith("^"):
