@@ -117,7 +117,10 @@ def plain_text(value: Json) -> str:
     """Text from a child, fit to be printed and stored: no terminal's commands, nothing that UTF-8 lacks."""
     if not isinstance(value, str):
         return ""
-    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in value[:MOST_CHARACTERS])
+    cut = value[:MOST_CHARACTERS]
+    if cut.isprintable():
+        return cut
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in cut)
 
 
 def plain(value: Json, depth: int = 0) -> Json:

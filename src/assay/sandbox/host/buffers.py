@@ -81,10 +81,12 @@ class Buffers:
 
     def report(self) -> Json:
         """What the child left as its report; None if that is not JSON. Text in it can be encoded."""
-        data = _read(self._output, REPORT_BYTES, self._report_at)
-        length = int.from_bytes(data[:4], "little")
+        length = int.from_bytes(_read(self._output, 4, self._report_at), "little")
+        if not 0 < length <= REPORT_BYTES - 4:
+            return None
+        data = _read(self._output, length, self._report_at + 4)
         try:
-            found = json.loads(data[4 : 4 + length]) if 0 < length <= REPORT_BYTES - 4 else None
+            found = json.loads(data)
             if b"\\ud" in data.lower():
                 # Half of a surrogate pair is legal in JSON, and would break code that prints or stores it.
                 found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))

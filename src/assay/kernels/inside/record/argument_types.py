@@ -7,7 +7,8 @@ import functools
 import numbers
 import struct
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def taken(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, A
         except TypeError as error:
             said = str(error).replace("dynamic_func()", f"{function.__name__}()")  # of Triton's, which stands for it
             raise TypeError(_untaken(function, args, kwargs) or said) from error
-    known = vars(backend().parse_options({}))
+    known = default_options()
     if unknown := [name for name in given if name not in known and name not in function.arg_names]:
         raise TypeError(f"{function.__name__}() has no argument {unknown[0]!r}, nor has a launch such an option")
     hash(tuple(types))  # by which Triton looks kernels up
@@ -141,6 +142,13 @@ def _binder(function: JITFunction[Any]) -> Any:
 def backend() -> Any:
     """The compiler of the GPU that is compiled for."""
     return make_backend(driver.active.get_current_target())
+
+
+@functools.cache
+def default_options() -> Mapping[str, Any]:
+    """What a launch that says nothing is compiled with. Settings of Triton's that it follows are looked at by
+    themselves (`host_state`)."""
+    return MappingProxyType(vars(backend().parse_options({})))
 
 
 def _check_annotated(what: str, kind: str, value: Any) -> None:

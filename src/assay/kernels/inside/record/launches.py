@@ -18,7 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside.record import made
-from assay.kernels.inside.record.argument_types import as_c_reads, backend, parts_of, taken
+from assay.kernels.inside.record.argument_types import as_c_reads, backend, default_options, parts_of, taken
 from assay.kernels.inside.record.host.addresses import Address
 from assay.kernels.inside.record.host_state import HostState
 from assay.kernels.inside.record.kernels import Kernels
@@ -349,7 +349,7 @@ def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Js
         AssertionError, TypeError: Triton does not take a value.
         NotRecordableError: an option, or a value of one, that a program cannot carry.
     """
-    plain = vars(backend().parse_options({}))
+    plain = default_options()
     for name, value in kwargs.items():
         if name in plain and name not in function.arg_names and type(value) not in (bool, int, float, str, type(None)):
             said = option_fault(name, value) or f"{name} of a launch is a plain number"
