@@ -44,7 +44,7 @@ def explain(result: JobResult) -> str:
     """How a job ended, with what is known of the reason."""
     fault = fault_of(result)
     if fault:
-        said = plain_text(f"{fault.get('stage')}: {fault.get('type')}: {fault.get('message')}")
+        said = ": ".join(filter(None, (plain_text(fault.get(name)) for name in ("stage", "type", "message"))))
     else:
         said = own_words(result)[-_LAST_CHARACTERS:].strip()
     return f"{result.message} ({said})" if said else result.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import Any
 
 import pytest
@@ -11,18 +12,22 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from triton.runtime.interpreter import InterpreterError
 
 from assay.kernels.inside.replay import operators
+from assay.kernels.inside.replay.calls import play
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.triton.ledger import UnsupportedError
-from support.programs import N, launch, made, operation, window
+from support.programs import N, launch, made, operation, window, written
 
 SQUARE = window(0, (2, 4))
+HEADER: Any = {"init_inputs": [], "inputs": [], "outputs": [], "parameters": [], "weight_seed": 0}
 FORGED: dict[str, dict[str, Any]] = {
     "a tensor for a diagonal": operation("tril.default", SQUARE, window(2, (1,)), outs=(window(1, (2, 4)),)),
     "a tensor for a number": operation("add.Scalar", window(0), window(2, (1,)), outs=(window(1),)),
     "another result than what is written": operation("add_.Tensor", window(0), window(2), outs=(window(1),)),
     "no result": operation("mul_.Tensor", window(0), window(2), outs=()),
+    "as many results as it finds": operation("where.default", window(0), outs=(window(1),)),
     "another result than its out": operation("neg.out", window(0), outs=(window(1),), out={"window": window(2)}),
 }
 
@@ -54,6 +59,68 @@ def test_a_division_that_would_end_the_process_is_told(name: str) -> None:
     memory.raw[2].view(torch.int32).fill_(-1)
     with pytest.raises(UnsupportedError, match=rf"line 7: {name.partition('.')[0]} divides the least int32"):
         operators.run(memory, program.forward[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["index.Tensor", "gather.default", "index_select.default"])
+def test_what_pytorch_raises_quotes_no_value(name: str) -> None:
+    place = 4_611_686_018_427_387_901
+    index = {"window": window(2, (1,), dtype="int64")}
+    given = {"index.Tensor": ([index],), "gather.default": (0, index), "index_select.default": (0, index)}[name]
+    program = made(forward=[operation(name, window(0), *given, outs=(window(1, (1,)),), line=7), launch()])
+    memory = Memory(program)
+    memory.raw[2].view(torch.int64)[0] = place
+    with pytest.raises(
+        operators.OperatorError, match=rf"line 7: PyTorch raises \w+Error at {name.split('.')[0]}"
+    ) as told:
+        operators.run(memory, program.forward[0])  # type: ignore[arg-type]
+    assert str(place) not in str(told.value) and told.value.__cause__ is None
+
+
+class Failing:
+    """A machine on which every program fails in the words of somebody else."""
+
+    device, follows = "cpu", False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def build(self, program: object) -> None:
+        raise self._error
+
+    def kind_of(self, error: Exception) -> str:
+        return "error"
+
+
+def test_words_of_others_quote_no_number_of_an_input() -> None:
+    said = "index 3 of (64, 2048) is 12345, 0.53, 1e-05, 0x7f or -2.5e+3 in float32 at line 7."
+    caused = InterpreterError("anything")
+    caused.__cause__ = IndexError(said)
+    for error in (IndexError(said), caused):
+        told = play(json.dumps(written()), HEADER, lambda: [], lambda outputs: None, Failing(error))  # type: ignore
+        number = "(a number)"
+        assert told["fault"]["type"] == "IndexError"
+        assert told["fault"]["message"] == (
+            f"index 3 of (64, 2048) is {number}, {number}, {number}, {number} or -{number} in float32 at line 7."
+        )
+    ours = play(json.dumps(written()), HEADER, lambda: [], lambda outputs: None, Failing(UnsupportedError(said)))  # type: ignore
+    assert ours["fault"]["message"] == said
+
+
+def test_a_mask_whose_elements_are_counted_is_no_index() -> None:
+    mask = {"window": window(2, (N,), dtype="bool")}
+    program = made(forward=[operation("index.Tensor", window(0), [mask], outs=(window(1),)), launch()])
+    with pytest.raises(operators.ForgedError, match="as many elements as a mask holds"):
+        operators.run(Memory(program), program.forward[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [1, 1.0, True])
+def test_padding_is_nobodys_element(number: Any) -> None:
+    padded = operation("constant_pad_nd.default", window(0, (N - 2,)), [0, 2], number, outs=(window(1),))
+    program = made(forward=[padded, launch()])
+    memory = Memory(program)
+    memory.made[0].fill_(True)
+    operators.run(memory, program.forward[0])  # type: ignore[arg-type]
+    assert memory.is_made(program.outputs[0]).tolist() == [True] * (N - 2) + [False] * 2
 
 
 def test_what_is_run() -> None:

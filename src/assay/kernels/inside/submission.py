@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import traceback
 from types import FrameType, ModuleType
@@ -14,6 +15,8 @@ FILE = "submission.py"
 LINE = "line_of_submission"
 """The attribute of an error that names the line at which it was made: what C code raises anew has lost it."""
 MESSAGE_CHARACTERS = 2000
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+|[a-zA-Z_0-9]|(?<=[eE])[+-])*")
+_DIGITS, _SMALL = 20, 1000
 _lines: tuple[str, ...] = ()
 
 
@@ -60,14 +63,30 @@ def words(error: BaseException) -> str:
         return f"its text cannot be made: {type(failure).__name__}"
 
 
+def without_values(text: str) -> str:
+    """Somebody else's words, with no number in them that may be a value: extents of blocks and small numbers stay."""
+    return _NUMBER.sub(_as_told, text)
+
+
+def _as_told(number: re.Match[str]) -> str:
+    text = number[0]
+    plain = text.isdecimal() and len(text) <= _DIGITS and (int(text) < _SMALL or int(text).bit_count() == 1)
+    return text if plain else "(a number)"
+
+
 def _text_of(line: int | None) -> str:
     """A line of the submission, where an error has no words: most often an assertion."""
     return _lines[line - 1].strip() if line is not None and 0 < line <= len(_lines) else ""
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """An error, or what Triton's interpreter raised it for."""
+    return error.__cause__ if type(error).__name__ == "InterpreterError" and error.__cause__ is not None else error
+
+
 def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Json]:
     """What went wrong, as plain data: stage, kind, the error's own words, and the line of the submission."""
-    root = error.__cause__ if type(error).__name__ == "InterpreterError" and error.__cause__ is not None else error
+    root = cause_of(error)
     frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(root.__traceback__)]
     line = next((frame.lineno for frame in reversed(frames) if frame.filename.endswith(FILE)), None)
     return {

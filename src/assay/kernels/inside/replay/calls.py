@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
 
 
+_OWN = "assay."
+"""In this package are the classes of errors whose words are the grader's own."""
+
+
 def play(
     source: str,
     header: Json,
@@ -54,7 +58,7 @@ def play(
         player = Player(program, machine, tensors, header["weight_seed"])
         _check_outputs(program, header["outputs"])
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
-        return {"fault": submission.fault("constructing ModelNew", error, _kind(error, machine)) | _place(error)}
+        return {"fault": _fault("constructing ModelNew", error, machine)}
     write_outputs([])
     told: list[Json] = []
     starts = [digest(player.memory.tensor(window)) for _, window in program.params]
@@ -93,7 +97,7 @@ def _call(
         entry["weights"] = moved is not None
         account = player.call(inputs, Manner(**control), moved, own)
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
-        entry["fault"] = submission.fault("forward", error, _kind(error, machine)) | _place(error)
+        entry["fault"] = _fault("forward", error, machine)
         entry["unwritten"] = [0] * len(program.outputs)
         if control.get("skip", NO_KERNEL) == NO_KERNEL:
             return entry, None
@@ -113,6 +117,14 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list) else []
+
+
+def _fault(stage: str, error: Exception, machine: Machine) -> dict[str, Json]:
+    """What went wrong. What Python, NumPy or Triton say themselves may quote an input."""
+    told = submission.fault(stage, error, _kind(error, machine)) | _place(error)
+    if not type(submission.cause_of(error)).__module__.startswith(_OWN):
+        told["message"] = submission.without_values(str(told["message"]))
+    return told
 
 
 def _kind(error: Exception, machine: Machine) -> str:

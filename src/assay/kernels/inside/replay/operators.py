@@ -20,10 +20,16 @@ from assay.kernels.program.operations import CONSTANT_FILLS, base_name, role_of
 
 _QUOTIENTS = frozenset({"div", "floor_divide", "remainder", "fmod"})
 """Those that whole numbers are divided by."""
+_SHOWN = 200
+"""Characters of shapes in a message."""
 
 
 class ForgedError(Exception):
     """A program says of itself what is not so. No recording of ours makes such a one."""
+
+
+class OperatorError(Exception):
+    """PyTorch raises at an operation, in words that may quote what is in its operands: those stay here."""
 
 
 def run(memory: Memory, operation: Operation) -> None:
@@ -34,8 +40,22 @@ def run(memory: Memory, operation: Operation) -> None:
         OutOfBoundsError: it reaches beyond what the caller gave.
         WrongValueError: it writes what a GPU may have in several ways.
         UnsupportedError: a GPU may lay its results out otherwise, or a processor does not come to an end of it.
-        Exception: whatever PyTorch raises for its arguments.
+        OperatorError: PyTorch raises for its arguments.
     """
+    try:
+        _run(memory, operation)
+    except (ForgedError, OutOfBoundsError, WrongValueError, UnsupportedError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - PyTorch raises many kinds
+        shapes = [f"{window.dtype} {window.size}" for value in operation.values for window in windows_in(value)]
+        raise OperatorError(
+            f"line {operation.line}: PyTorch raises {type(error).__name__} at {base_name(operation)} of "
+            f"{', '.join(shapes)[:_SHOWN] or 'no tensor'}, for the values that these have here. It says more where you "
+            "run it: its words may quote inputs or weights, which a grade keeps secret"
+        ) from None
+
+
+def _run(memory: Memory, operation: Operation) -> None:
     if role_of(operation) == "unknown":
         raise ForgedError(f"the operator {operation.name} is never run")
     operator = _operator(operation.name)
@@ -153,13 +173,11 @@ def _copy_results(memory: Memory, operation: Operation, operator: Any, tensors: 
         named = _named(memory, operation, operator, device) | own_outs(operator, operation, device)
         results = flat(operator(*real(memory, operation.args, device), **named))
     if len(results) != len(tensors):
-        raise ForgedError(f"{operation.name} gives {len(results)} tensors, the program says {len(tensors)}")
+        raise ForgedError(f"{operation.name} gives another number of tensors than the program says")
     lies_anew = _lies_as_made(operation, operator)
     for result, tensor in zip(results, tensors, strict=True):
         if result.shape != tensor.shape or result.dtype != tensor.dtype:
-            raise ForgedError(
-                f"{operation.name} gives {result.dtype} {tuple(result.shape)}, the program says otherwise"
-            )
+            raise ForgedError(f"{operation.name} gives another shape or dtype than the program says")
         if lies_anew and result.stride() != tensor.stride():
             raise UnsupportedError(
                 f"line {operation.line}: {base_name(operation)} gives a tensor with strides {result.stride()}, and "
@@ -201,8 +219,12 @@ def _check_places(operation: Operation, operator: Any) -> None:
     takes a number for a dtype, a layout or a memory format without looking whether there is one of that number.
     """
     schema = operator._schema
-    if not schema.returns or any("Tensor" not in str(result.type) for result in schema.returns):
-        raise ForgedError(f"{operation.name} gives no tensor")
+    if not schema.returns or any(str(result.type) != "Tensor" for result in schema.returns):
+        raise ForgedError(f"{operation.name} gives no tensor, or as many as it finds")
+    if torch.Tag.dynamic_output_shape in operator.tags and any(
+        window.dtype in ("bool", "uint8") for window in operands_of(operation, operator)[1:]
+    ):
+        raise ForgedError(f"{operation.name} gives as many elements as a mask holds, which is no shape of a program")
     given = given_to(operation, operator)
     written: list[Window] = []
     for argument in schema.arguments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from assay.kernels.base import Policy
-from assay.kernels.job_reports import explain, fault_of, line_of, told
+from assay.kernels.job_reports import fault_of, line_of, told
 from assay.kernels.program import rules
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import NO_KERNEL, Measured, Replay, measured, narrow, starts
@@ -68,8 +68,8 @@ def _decide(
         return (*_faulted(fault), ())
     if result.end != "ok":
         if result.end == "timeout":
-            return "timeout", f"the kernel was {explain(result)}", 0, ()
-        return "crash", f"the process of the kernel {explain(result)}", 0, ()
+            return "timeout", f"the kernel was {result.message}", 0, ()
+        return "crash", f"the process of the kernel {result.message}", 0, ()  # what it wrote may quote inputs
     outputs = len(program.outputs)
     if len(answers.outputs) != len(calls) or [len(account.unwritten) for account in seen] != [outputs] * len(calls):
         return "crash", "the replay did not answer every call", 0, ()

@@ -71,15 +71,19 @@ def taken_elsewhere(
     if base_name(operation) in COPIES:
         given = given_to(operation, operator)
         return flags(given.get("src", given["self"])).expand(operation.outs[0].size)
-    results = {argument.name for argument in operator._schema.arguments if argument.is_out}
-    named = {
+    arguments = operator._schema.arguments
+    results = {argument.name for argument in arguments if argument.is_out}
+    elements = {argument.name for argument in arguments if "number" in str(argument.type)}
+    given = {
         name: torch.empty(value.size, dtype=dtype)
         if isinstance(value, Window) and name in results
+        else False
+        if name in elements and not isinstance(value, Window)
         else _flagged(value, flags)
-        for name, value in operation.kwargs
+        for name, value in given_to(operation, operator).items()
         if not isinstance(value, Name)
     }
-    return operator(*(_flagged(value, flags) for value in operation.args), **named)
+    return operator(**given)
 
 
 def _flagged(value: Value, flags: Callable[[Window], torch.Tensor]) -> Any:
@@ -87,4 +91,4 @@ def _flagged(value: Value, flags: Callable[[Window], torch.Tensor]) -> Any:
         return flags(value)
     if isinstance(value, tuple):
         return [_flagged(part, flags) for part in value]
-    return False if isinstance(value, float) else value
+    return value
