@@ -81,6 +81,7 @@ def test_those_of_a_chosen_environment_alone(capsys: pytest.CaptureFixture[str],
 def test_other_commands_have_settings_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  engine.offline=false" in said(capsys, "engine", "--of", "score")
     assert "  num_correct_trials=6" in said(capsys, "num_correct_trials", "--of", "grade")
+    assert "  dataset_builder.num_correct_trials=5" in said(capsys, "num_correct_trials")
     for asked in ("endpoint", "endpoint.*"):
         found = said(capsys, asked)
         assert found.startswith("Of `assay eval`, not of a run:") and "\n  endpoint.budget_usd=null\n" in found

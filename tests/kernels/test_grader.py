@@ -169,6 +169,69 @@ def test_several_outputs_and_weights(bench: Bench) -> None:
     assert swapped.kind == "wrong" and "shape" in swapped.message
 
 
+NO_MAXIMUM = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, o_ptr, N, temperature, BLOCK: tl.constexpr):
+    row, c = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * N + c, mask=c < N, other=0.0) / temperature
+    e = tl.where(c < N, tl.exp(x), 0.0)
+    tl.store(o_ptr + row * N + c, e / tl.sum(e, axis=0), mask=c < N)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, temperature):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, x):
+        out, n = torch.empty_like(x), x.shape[1]
+        kernel[(x.shape[0],)](x, out, n, self.temperature, BLOCK=triton.next_power_of_2(n))
+        return out
+"""
+
+
+def test_a_kernel_meets_every_family_however_few_trials_are_asked_for(bench: Bench) -> None:
+    config = chz.replace(QUICK, num_correct_trials=1)
+    for number in range(4):  # a family that is left out is another one each time
+        verdict = bench.grade(SHIPPED["1/2"], f"{NO_MAXIMUM}# {number}\n", config)
+        assert verdict.kind == "wrong" and "'large'" in verdict.message, verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tl.arange(0, BLOCK)": "tl.arange(0, BLOCK + 1)"}, "arange's range must be a power of 2"),
+        ({"tl.exp(x)": "tl.expo(x)"}, "tl.expo"),
+    ],
+)
+def test_what_triton_refuses_does_not_compile_whoever_is_asked_first(
+    bench: Bench, change: dict[str, str], said: str
+) -> None:
+    code = NO_MAXIMUM
+    for old, new in change.items():
+        code = code.replace(old, new)
+    for check in ("off", "all"):
+        verdict = bench.grade(SHIPPED["1/2"], code, chz.replace(QUICK, compile_check=check))
+        assert verdict.kind == "compile_error" and said in verdict.message, verdict
+
+
+def test_a_wrong_configuration_is_named(bench: Bench) -> None:
+    tuned = NO_MAXIMUM.replace(
+        "@triton.jit",
+        "@triton.autotune([triton.Config({'BLOCK': size}) for size in (128, 256)], key=['N'])\n@triton.jit",
+    ).replace(", BLOCK=triton.next_power_of_2(n)", "")
+    tuned = tuned.replace("other=0.0) / temperature", "other=float('-inf')) / temperature")
+    tuned = tuned.replace("tl.exp(x)", "tl.exp(x - tl.max(x, axis=0))")
+    verdict = bench.grade(SHIPPED["1/2"], tuned)
+    assert verdict.kind == "wrong" and "in the configuration BLOCK=128" in verdict.message, verdict
+
+
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_other_precisions(bench: Bench, precision: Any) -> None:
     config = chz.replace(QUICK, precision=precision)

@@ -230,6 +230,17 @@ def test_a_file_is_taken_as_it_is_unless_it_is_markdown() -> None:
         assert read_kernel_file(text) == KernelFile(text)
 
 
+def test_of_a_reply_the_last_kernel_block_is_taken() -> None:
+    for inside in (MODEL, f"\n```python\n{MODEL}\n```\n"):
+        text = f"<think>\n<KERNEL>{DRAFT}</KERNEL>\n</think>\n<KERNEL>{inside}</KERNEL>\nDone."
+        found = read_kernel_file(text)
+        assert found.code == MODEL + "\n" and "its last KERNEL block" in found.told
+        first = text.splitlines().index("</think>") + (2 if inside == MODEL else 4)
+        assert f"lines {first} to {first + MODEL.count(chr(10))}" in found.told
+    for text in (f"# <KERNEL>\n{MODEL}\n# </KERNEL>\n", f"<KERNEL>x = 1</KERNEL>\n{MODEL}"):
+        assert read_kernel_file(text) == KernelFile(text)
+
+
 def test_of_markdown_the_last_block_with_a_model_is_taken() -> None:
     one = read_kernel_file(fenced(MODEL))
     assert one.code == MODEL + "\n" and "lines 3 to 6" in one.told and "code blocks" not in one.told

@@ -61,6 +61,21 @@ def test_a_job_keeps_a_limit_of_its_own() -> None:
 
 
 @needs_walls
+def test_a_job_that_ends_at_its_cpu_limit_says_so() -> None:
+    async def run() -> list[JobResult]:
+        sandbox = LocalSandbox(LocalConfig(workers=1), FEATURES)
+        clock = OneClock(sandbox, 60.0)
+        works = Job("while True: pass", PLAIN, limits=Limits(wall_s=60.0, cpu_s=1))
+        try:
+            return [await clock.run(works) for _ in range(2)]
+        finally:
+            await sandbox.close()
+
+    results = asyncio.run(run())
+    assert [(result.end, result.message) for result in results] == [("timeout", "killed at its CPU limit of 1 s")] * 2
+
+
+@needs_walls
 def test_sleeping_in_each_job_gains_nothing() -> None:
     async def run() -> list[JobResult]:
         sandbox = LocalSandbox(LocalConfig(workers=1), FEATURES)

@@ -6,8 +6,9 @@ import argparse
 import difflib
 import inspect
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from typing import Any
 
 from assay.cli.options import add_config, columns
 from assay.errors import ConfigError
@@ -20,6 +21,10 @@ ROOTS: Mapping[str, str] = {
     "grade-server": "assay.server.grading.config:GradeServerConfig",
 }
 """Command -> the class that its settings are below; the first one's are looked at first."""
+
+
+Wanted = Callable[[str, Any], bool]
+"""Whether a setting is, by its key and what is known of it."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Print them."""
-    from assay.config.help import below, listing, matches
+    from assay.config.help import below, matches, named
 
     first, *others = [args.of] if args.of else ROOTS
     root = _root(first)
@@ -58,15 +63,23 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         print(_groups(root, chosen))
         return 0
     asked = [word.rstrip(".*") or word for word in args.asked]
-    for wanted in [*([below(asked[0])] if len(asked) == 1 else []), matches(asked)]:
-        if text := listing(root, columns(), wanted, chosen):
+    keys = [below(asked[0]), named(asked[0])] if len(asked) == 1 else []
+    for wanted in filter(None, (keys, [matches(asked)])):
+        if text := _first(root, wanted, chosen):
             print(text)
             return 0
         for other in () if args.config or overrides else others:
-            if text := listing(_root(other), columns(), wanted):
+            if text := _first(_root(other), wanted):
                 print(f"Of `assay {other}`, not of a run:\n\n{text}")
                 return 0
     raise ConfigError(_nothing(root, asked, chosen))
+
+
+def _first(root: type, wanted: Sequence[Wanted], chosen: Mapping[str, type | None] | None = None) -> str:
+    """The settings of the first kind of which there are some; empty where there are none."""
+    from assay.config.help import listing
+
+    return next(filter(None, (listing(root, columns(), each, chosen) for each in wanted)), "")
 
 
 def _root(command: str) -> type:

@@ -119,6 +119,11 @@ def below(prefix: str) -> Callable[[str, Setting], bool]:
     return lambda key, setting: f"{key}.".startswith(f"{prefix}.")
 
 
+def named(name: str) -> Callable[[str, Setting], bool]:
+    """Whether a setting has this name, wherever it stands."""
+    return lambda key, setting: key.rpartition(".")[2] == name
+
+
 def _entry(key: str, setting: Setting, width: int) -> Iterator[str]:
     yield f"  {key}{_default(setting)}"
     text = f"{setting.doc} ({type_words(setting)})".lstrip()

@@ -244,13 +244,20 @@ class KernelFile:
 
 
 def read_kernel_file(text: str) -> KernelFile:
-    """The module in the text of a file: the text itself, or where that is Markdown its last code block with `ModelNew`.
+    """The module in the text of a file: the text itself, or where that is a reply its last KERNEL block, or where it is
+    Markdown its last code block with `ModelNew`.
 
     Text with fences and without such a block is taken as it is: `fences_around` then says what to change.
     """
-    if len(text) > MAX_SOURCE_CHARACTERS or not _FENCE.search(_without_texts(text)):
+    if len(text) > MAX_SOURCE_CHARACTERS:
         return KernelFile(text)
-    blocks, unclosed = _fences(_sections(text, False).answer)
+    plain = _without_texts(text)
+    sections = _sections(text, False)
+    if sections.kernels and any(tag[2].lower() == "kernel" for tag in _TAG.finditer(plain)):
+        return _block_of(text, _inside(sections.kernels[-1])[1])
+    if not _FENCE.search(plain):
+        return KernelFile(text)
+    blocks, unclosed = _fences(sections.answer)
     if unclosed is not None:
         blocks.append(unclosed)
     models = [code for _, code in blocks if _MODEL_NEW.search(code)]
@@ -266,6 +273,18 @@ def read_kernel_file(text: str) -> KernelFile:
         if not _KERNEL.search(models[-1]) and any(_KERNEL.search(code) for _, code in blocks):
             told += "; its kernels are in another block, which is not graded: put the whole module into one"
     return KernelFile(models[-1], f"{told}. Line numbers in the verdict are those of the block.")
+
+
+def _block_of(text: str, code: str) -> KernelFile:
+    """A KERNEL block of a reply, where it defines `ModelNew`."""
+    place = text.rfind(code)
+    if place < 0 or not _MODEL_NEW.search(code):
+        return KernelFile(text)
+    code = code.strip("\n") + "\n"
+    start = text.count("\n", 0, text.index(code.rstrip("\n"), place)) + 1
+    end = start + code.rstrip("\n").count("\n")
+    told = f"the file is a reply; only its last KERNEL block, lines {start} to {end}, is graded"
+    return KernelFile(code, f"{told}. Line numbers in the verdict are those of the block.")
 
 
 def fences_around(code: str) -> str:

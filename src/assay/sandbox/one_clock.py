@@ -29,7 +29,8 @@ class OneClock:
         limits = job.limits if own else replace(job.limits, wall_s=self._left_s)
         result = await self._sandbox.run(replace(job, limits=limits), after_round)
         self._left_s -= result.wall_s
-        return result if own or result.end != "timeout" else replace(result, message=self._said())
+        over = not own and result.end == "timeout" and result.wall_s >= limits.wall_s  # else by its CPU limit
+        return replace(result, message=self._said()) if over else result
 
     async def close(self) -> None:
         """Nothing: it is the other sandbox's to close."""

@@ -83,7 +83,7 @@ def test_what_replies_to_a_problem_earn(cache_dir: Path) -> None:
     length = found[0].transitions[0].score.parts["length"]
     right = 0.1 + 0.2 + 1.0 + 0.05 * length + 0.1
     assert values[0] == pytest.approx(right, abs=0.01)
-    assert values[1] == pytest.approx(values[4], abs=0.01), "wrong and crashed: both were compiled"
+    assert values[2] == pytest.approx(values[4], abs=0.01), "host code that raises is paid like what does not compile"
     assert values[0] > values[1] > values[2] > 0 and values[3] == values[5] == values[6] == 0
     right_turn, cheat = by_text[texts[0]], by_text[texts[3]]
     assert right_turn.metrics["correct"] == right_turn.metrics["success"] == 1

@@ -66,6 +66,16 @@ def value(signals: Signals, rules: RewardRules) -> float:
     return found
 
 
+@pytest.mark.parametrize("kind", ["crash", "timeout", "wrong"])
+def test_host_code_that_fails_before_kernels_run_is_not_paid_for_compiling(kind: VerdictKind) -> None:
+    config = KernelRewardConfig()
+    before, after = (signals_of(Verdict(kind, stage), code=CODE) for stage in ("record", "numerics"))
+    assert not before.compiled and after.compiled
+    assert score_of(before, config.rules).status == "invalid"
+    assert value(before, config.rules) < value(after, config.rules)
+    assert not signals_of(Verdict(kind, "numerics", compiled=False), code=CODE).compiled
+
+
 @given(signals, rules)
 def test_a_cheat_and_a_reply_without_a_kernel_earn_nothing(found: Signals, rules: RewardRules) -> None:
     assert value(replace(found, cheat=True), rules) == 0

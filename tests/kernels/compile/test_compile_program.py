@@ -473,12 +473,12 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str, str]] = {
     "no program": (lambda p: p.clear(), "unsupported", "fields"),
     "a kernel with an import": (
         lambda p: p["kernels"][0].update(source="def kernel(x, out, n, BLOCK):\n    import os"),
-        "unsupported",
+        "rejected",
         "line",
     ),
     "a module that is not Triton's": (
         lambda p: p["kernels"][0]["names"].update(tl={"module": "os"}),
-        "unsupported",
+        "rejected",
         "kernel kernel",
     ),
     "an argument for no parameter": (lambda p: variant(p)["args"].update(more=1), "rejected", "no parameter"),

@@ -60,7 +60,7 @@ def draw(
 def test_the_plan(trials: int, seed: int, families: list[str], moved: bool) -> None:
     calls = plan_calls(draw(families, moved), trials, random.Random(seed))
     plain = [c for c in calls if not c.moved]
-    assert len(plain) == trials and len(calls) == trials + moved
+    assert len(plain) == max(trials, len(families)) and len(calls) == len(plain) + moved
     counts = [sum(c.case.family == family for c in plain) for family in families]
     assert max(counts) - min(counts) <= 1, "families take turns"
     assert [place for place, c in enumerate(calls) if c.moved] == ([len(calls) - 1] if moved else [])
@@ -136,7 +136,7 @@ class Candidate:
 def test_an_honest_candidate(moved: bool) -> None:
     verdict = Candidate(moved).judged()
     assert verdict.ok and (verdict.message, verdict.cheat) == ("", "")
-    assert (verdict.tests_passed, verdict.tests_total) == (3, 3)
+    assert verdict.tests_passed == verdict.tests_total == len(FAMILIES)
     assert verdict.evidence["weights_moved"] is (True if moved else None)
     assert verdict.evidence["launches"] == {"extension": 2, "scale": 2} and verdict.evidence["operators"] == {}
     assert 0 <= verdict.evidence["worst"] <= 1
@@ -205,7 +205,7 @@ def test_a_wrong_answer(place: int) -> None:
     verdict = candidate.judged()
     assert verdict.kind == "wrong" and call.case.family in verdict.message and "elements are wrong" in verdict.message
     assert verdict.evidence["call"] == plain[place] and verdict.evidence["worst"] > 1
-    assert verdict.tests_passed < verdict.tests_total == 3
+    assert verdict.tests_passed < verdict.tests_total == len(FAMILIES)
 
 
 def test_nan_and_infinity_are_wrong_and_the_verdict_stays_json() -> None:
@@ -272,7 +272,9 @@ def test_what_was_answered_before_a_worker_died_is_forgotten() -> None:
     answers.take(0, ())
     assert not answers.take(1, (bytes(80),))
     answers.take(0, ())
-    assert answers.comparisons == {} and answers.outputs == {} and answers.passed == 0 and answers.total == 3
+    assert (
+        answers.comparisons == {} and answers.outputs == {} and answers.passed == 0 and answers.total == len(FAMILIES)
+    )
 
 
 def test_the_right_number_of_outputs_is_compared() -> None:

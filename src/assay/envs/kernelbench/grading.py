@@ -35,7 +35,8 @@ class KernelScoring(KernelRewardConfig):
     backend: Language = "triton"
     """Language of the kernels: `triton` or `cuda`."""
     num_correct_trials: Annotated[int, AtLeast(1), AtMost(MAX_TRIALS), UsedWhen("runs_kernels")] = 5
-    """Calls of forward that must be right, besides those that look for cheats."""
+    """Calls of forward that must be right, one on each of six families of inputs at least, besides those that look for
+    cheats."""
     measure_performance: bool = False
     """Time right kernels against the reference, so that speed can be paid for; needs a GPU, and `grader.scale=none`."""
     use_modal: bool = True

@@ -220,10 +220,11 @@ def is_unjudged(verdict: Verdict, shapes: RewardShapes) -> bool:
 
 
 def is_compiled(verdict: Verdict) -> bool:
-    """Whether a candidate came past its compilers: one that crashed, timed out or was wrong did, where none refused."""
+    """Whether no compiler refused a candidate whose kernels ran. One that is wrong, crashes or times out then is not
+    compiled for a GPU unless `grader.compile_check=all`; host code that fails before kernels run is not either."""
     return (
         verdict.kind in ("ok", "wrong", "crash", "timeout")
-        and verdict.stage != "parse"
+        and verdict.stage not in ("parse", "record")
         and verdict.compiled is not False
     )
 

@@ -136,8 +136,9 @@ async def compile_program(
             hundredth of the time. The program may be one that nobody could allocate.
         enough_s: CPU seconds of the compiler after which it goes on to no further configuration.
 
-    Returns: `unsupported` where the text is no program, its kernels are not in the kernel language, or the compiler
-    makes something of them that the replay does not compute.
+    Returns: `unsupported` where the text is no program, its kernels are not in the kernel language though they may be
+    Triton, or the compiler makes something of them that the replay does not compute; `rejected` where they are no
+    Triton either.
 
     Raises:
         SandboxError: no job can be run here.
@@ -158,7 +159,8 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
         return early
     report = result.report if isinstance(result.report, dict) else {}
     if isinstance(unreadable := report.get("unreadable"), str):
-        return CompileReport("unsupported", shortened(unreadable), (), cpu_s)
+        known = report.get("in_triton") is not False
+        return CompileReport("unsupported" if known else "rejected", shortened(unreadable), (), cpu_s)
     kernels, refused, lacking = report.get("kernels"), report.get("refused"), report.get("lacking")
     if not (isinstance(kernels, list) and isinstance(refused, list) and isinstance(lacking, list)):
         return CompileReport("failed", NO_REPORT, (), cpu_s)

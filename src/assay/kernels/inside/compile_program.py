@@ -29,7 +29,7 @@ from assay.kernels import language
 from assay.kernels.compile.stage import LAUNCHES_TOLD, NAME_CHARACTERS
 from assay.kernels.inside.triton import ahead_of_time, front_end
 from assay.kernels.inside.triton.compiled import layouts
-from assay.kernels.inside.triton.compiled.variants import LINE_CHARACTERS, chosen, difference
+from assay.kernels.inside.triton.compiled.variants import chosen
 from assay.kernels.inside.triton.compiler_words import (
     FILE,
     NO_ALLOCATOR,
@@ -40,7 +40,7 @@ from assay.kernels.inside.triton.compiler_words import (
 from assay.kernels.inside.triton.stand_ins import argument
 from assay.kernels.language import CompilerText, Kernels
 from assay.kernels.language.flow.sites import of_text
-from assay.kernels.program.form import Launch, Program, Step, Variant, table_of, windows_in
+from assay.kernels.program.form import LINE_CHARACTERS, Launch, Program, Step, Variant, difference, table_of, windows_in
 from assay.kernels.program.limits import UNALLOCATED
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.source_text import lines_of
@@ -115,7 +115,8 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
         return {"unreadable": program.reason[:TEXT_CHARACTERS]}
     kernels = language.parse(table_of(program))
     if not isinstance(kernels, Kernels):
-        return {"unreadable": str(kernels)[:TEXT_CHARACTERS]}
+        first = kernels.refusals[0]
+        return {"unreadable": str(kernels)[:TEXT_CHARACTERS], "in_triton": first.in_triton}
     ahead_of_time.install(header["capability"], header["shared_limit"])
     if header.get("read_only"):
         ahead_of_time.read_only()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 import traceback
@@ -82,6 +83,12 @@ def _text_of(line: int | None) -> str:
 def cause_of(error: BaseException) -> BaseException:
     """An error, or what Triton's interpreter raised it for."""
     return error.__cause__ if type(error).__name__ == "InterpreterError" and error.__cause__ is not None else error
+
+
+def raised_in(folder: str, error: BaseException) -> bool:
+    """Whether an error was raised by a module that lies in a folder."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(f"{folder}{os.sep}")
 
 
 def fault(stage: str, error: BaseException, kind: str = "error") -> dict[str, Json]:

@@ -33,14 +33,15 @@ class Call:
 
 
 def plan_calls(draw: InputSet, trials: int, rng: random.Random) -> tuple[Call, ...]:
-    """The calls for one candidate: `trials` with inputs of all families in turn, and last one under other weights.
+    """The calls for one candidate: `trials` with inputs of all families in turn, one of each at least, and last one
+    under other weights.
 
     Args:
         draw: Inputs and expected outputs; at least one case.
         trials: Calls that must be right, besides the special one.
         rng: The parent's own.
     """
-    cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, 1))]
+    cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, len(draw.cases)))]
     rng.shuffle(cases)
     moved = [Call(draw.moved, moved=True)] if draw.moved is not None else []
     return (*(Call(case) for case in cases), *moved)

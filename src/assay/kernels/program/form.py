@@ -17,6 +17,9 @@ from assay.kernels.arrays import Layout, Lying, meetings
 if TYPE_CHECKING:
     from assay.types import Json
 
+DIFFERENCES_TOLD = 8
+"""Values by which a configuration is named."""
+LINE_CHARACTERS = 120
 DTYPES = {
     **{"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8},
     **{"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16},
@@ -328,6 +331,18 @@ def dense_strides(size: Sequence[int]) -> tuple[int, ...]:
 
 
 _NUMBER_BYTES = 8
+
+
+def difference(variants: Sequence[Variant], number: int) -> str:
+    """What tells one variant from the others of its launch, in words; empty where nothing does."""
+    every = [dict((*each.args, *each.options)) for each in variants]
+    found = {
+        name: value
+        for name, value in every[number].items()
+        if any(name not in each or each[name] != value for each in every)
+        if value is None or isinstance(value, bool | int | float | str)
+    }
+    return ", ".join(f"{name}={value!r}"[:LINE_CHARACTERS] for name, value in list(found.items())[:DIFFERENCES_TOLD])
 
 
 def literal_bytes(program: Program) -> int:

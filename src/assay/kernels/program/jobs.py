@@ -21,7 +21,7 @@ from assay.kernels.numerics.calls import job_inputs
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.program.form import Program, lying_together, misplaced
+from assay.kernels.program.form import Launch, Program, difference, lying_together, misplaced
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.text.examined import Examined
@@ -37,6 +37,8 @@ _THREADS = 192
 _MOST = 1 << 62
 """Counts of a report are cut here: whoever wrote it may write thousands of digits."""
 _LISTED = 16
+_NAMED_CHARACTERS = 200
+"""Of the configurations of a call."""
 MOST_SHARE = 1e300
 """A share of a report is cut here."""
 _MOST_STRUCTURE = 1 << 12
@@ -86,14 +88,21 @@ class Replay:
     needed: bool = True
     """Whether a program without parameters of those names is wrong for it."""
 
-    def circumstances(self, right: Collection[tuple[int, ...]] = ()) -> str:
+    def circumstances(self, program: Program, right: Collection[tuple[int, ...]] = ()) -> str:
         """On what it was made, for whoever wrote a kernel that is wrong in it. `right`: configurations in which the
         kernel was right where nothing was tried before."""
         moved = ", once the weights have other values than at the start" if self.weights else ""
         later = "" if self.restored else ", in a call that finds memory as an earlier call left it"
         tuned = TRIED if self.tuning else ""
         tuned += NAMED if self.tuning and self.configurations in right else ""
-        return f"on inputs of the family {self.case.family!r}{moved}{later}{tuned}"
+        launches = (step for step in program.steps if isinstance(step, Launch))
+        chosen = dict.fromkeys(
+            difference(launch.variants, number)
+            for launch, number in zip(launches, self.configurations, strict=False)
+            if len(launch.variants) > 1
+        )
+        named = f", in the configuration {'; '.join(filter(None, chosen))[:_NAMED_CHARACTERS]}" if any(chosen) else ""
+        return f"on inputs of the family {self.case.family!r}{moved}{named}{later}{tuned}"
 
 
 class SameLanes(NamedTuple):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import triton.language
 from triton.backends.nvidia.compiler import CUDAOptions
 
+from assay.kernels.inside import submission
 from assay.kernels.inside.replay.accesses import Accesses
 from assay.kernels.inside.replay.kernels import kernels_of
 from assay.kernels.inside.replay.memory import Memory
@@ -25,6 +28,10 @@ from assay.kernels.language.flow.lowering import Touched
 from assay.kernels.language.flow.steering import STEERED_LOADS, STEERED_WRITES
 from assay.kernels.program.form import Descriptor, Launch, Program, Step, Variant, storages_of, windows_in
 from assay.types import Json
+
+_FRONT_END = os.path.dirname(triton.language.__file__)
+_REFUSALS = (AssertionError, TypeError, ValueError)
+"""What Triton's front end raises for a kernel that is none."""
 
 MOST_LINES = 1 << 20
 CROWDED = 0.3
@@ -89,9 +96,14 @@ class Interpreted:
         if ledger.refusal is not None:
             raise ledger.refusal
 
-    def kind_of(self, error: Exception) -> Literal["error", "unsupported"]:
-        """Whether the interpreter lacks what the kernel needs."""
-        return "unsupported" if isinstance(error, ledgers.UnsupportedError) else "error"
+    def kind_of(self, error: Exception) -> Literal["error", "unsupported", "compile"]:
+        """Whether the interpreter lacks what the kernel needs, or Triton's own front end refuses it, as it does where
+        it compiles."""
+        if isinstance(error, ledgers.UnsupportedError):
+            return "unsupported"
+        cause = submission.cause_of(error)
+        refused = isinstance(cause, _REFUSALS) and submission.raised_in(_FRONT_END, cause)
+        return "compile" if refused else "error"
 
 
 def _launches(steps: Sequence[Step]) -> Iterator[Launch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import MOST_SHARE, Measured, Replay
 from assay.kernels.program.judging.answers import Answers
 
@@ -16,7 +17,7 @@ MOST_OF_LARGE = 256.0
 """The same of inputs so large that exponentials make much of a last bit."""
 
 
-def inexact(answers: Answers, seen: Sequence[Measured]) -> str:
+def inexact(answers: Answers, seen: Sequence[Measured], program: Program) -> str:
     """Which output may be another one on a GPU, as far as its error bounds tell; empty for none."""
     for place, (call, account) in enumerate(zip(answers.calls, seen, strict=True)):
         if not account.inexact or not answers.counts(place, seen):
@@ -26,7 +27,7 @@ def inexact(answers: Answers, seen: Sequence[Measured]) -> str:
             return "the replay did not say how far each output may be off"
         for output, (found, most) in enumerate(zip(account.inexact, allowed, strict=False)):
             if found > most:
-                return _said_of_inexact(call, output, found, most, account.undecided)
+                return f"{call.circumstances(program)}, {_said(output, found, most, account.undecided)}"
     return ""
 
 
@@ -47,13 +48,13 @@ _TIMES = (2, 10, 100)
 """A short scale: a kernel may make its error of secret inputs."""
 
 
-def _said_of_inexact(call: Replay, output: int, found: float, most: float, lines: Sequence[int]) -> str:
+def _said(output: int, found: float, most: float, lines: Sequence[int]) -> str:
     times = next((step for step in _TIMES if found <= step * most), 0)
     far = f"up to {times} times" if times else f"more than {_TIMES[-1]} times"
     off = "anything" if found >= MOST_SHARE else f"off by {far} as much as is allowed ({most:.2g} of its size)"
     compared = f". Numbers that GPUs have in either order are compared in line {', '.join(map(str, lines))}"
     return (
-        f"{call.circumstances()}, output {output} is right in the interpreter and may be {off}, on a GPU: it makes "
+        f"output {output} is right in the interpreter and may be {off}, on a GPU: it makes "
         "much of the last bits of inexact results (divisions, functions, sums), and each GPU has others"
         f"{compared if lines else ''}"
     )

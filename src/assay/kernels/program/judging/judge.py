@@ -60,7 +60,7 @@ def _decide(
     calls = answers.calls
     plain = [place for place, found in answers.comparisons.items() if found.ok and not calls[place].tuning]
     if (place := answers.first_wrong(seen)) is not None:
-        where = calls[place].circumstances({calls[each].configurations for each in plain})
+        where = calls[place].circumstances(program, {calls[each].configurations for each in plain})
         return "wrong", f"{where}, {answers.comparisons[place].message}{_noted(seen)}", 0, ()
     if result.end == "infra":
         return "infra", f"the sandbox failed: {result.message}", 0, ()
@@ -84,7 +84,7 @@ def _decide(
     refused = first_refused(findings)
     if refused is not None and refused.rule not in _WRONG:
         return "cheat", refused.message, refused.line, findings
-    if said := inexact(answers, seen):  # after the rules: those do not change with the inputs drawn
+    if said := inexact(answers, seen, program):  # after the rules: those do not change with the inputs drawn
         return "wrong", said, 0, findings
     return ("ok", "", 0, findings) if refused is None else ("wrong", refused.message, refused.line, findings)
 

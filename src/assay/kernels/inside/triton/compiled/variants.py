@@ -1,14 +1,8 @@
-"""Variants of launches: which are compiled, and what tells one from the others of its launch."""
+"""Variants of launches: which are compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from assay.kernels.program.form import Variant
-
-DIFFERENCES_TOLD = 8
-"""Values by which a configuration is named."""
-LINE_CHARACTERS = 120
 
 
 def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:
@@ -20,15 +14,3 @@ def chosen(keys: Sequence[Sequence[str]], most: int) -> list[tuple[int, int]]:
             if number < len(variants) and len(found) < most:
                 found.setdefault(variants[number], (place, number))
     return list(found.values())
-
-
-def difference(variants: Sequence[Variant], number: int) -> str:
-    """What tells one variant from the others of its launch, in words; empty where nothing does."""
-    every = [dict((*each.args, *each.options)) for each in variants]
-    found = {
-        name: value
-        for name, value in every[number].items()
-        if any(name not in each or each[name] != value for each in every)
-        if value is None or isinstance(value, bool | int | float | str)
-    }
-    return ", ".join(f"{name}={value!r}"[:LINE_CHARACTERS] for name, value in list(found.items())[:DIFFERENCES_TOLD])
