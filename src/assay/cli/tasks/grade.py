@@ -209,7 +209,12 @@ def read_problem(name: str, source: GradeConfig) -> Problem:
         return find_problem(found, int(level), int(number))
     if name.isdecimal() and not Path(name).exists():
         raise DataError(f"{name} is neither a problem's file nor level/number. Give both, as in --problem 1/{name}.")
-    return read_problem_file(Path(name))
+    try:
+        return read_problem_file(Path(name))
+    except DataError as error:
+        if Path(name).exists():
+            raise
+        raise DataError(f"{error} A problem is a file, or level/id such as 1/2 (`assay grade --list`).") from error
 
 
 def _is_number(name: str) -> bool:

@@ -74,5 +74,5 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if found["samples"] and found["errored"] == found["samples"]:
         counts = ", ".join(f"{count} {kind}" for kind, count in found["failures"].items())
         none = f"None of the {found['samples']} samples could be scored ({counts})"
-        raise RewardError(f"{none}: {found['first_failure']}.")
+        raise RewardError(f"{none}: {str(found['first_failure']).rstrip('.')}.")
     return 0

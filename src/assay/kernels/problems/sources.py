@@ -140,6 +140,8 @@ def load_problems(
         DataError: nothing there, damaged, or without one of the levels.
         MissingDependencyError: `huggingface` without the package `datasets`.
     """
+    if isinstance(levels, int):
+        raise ConfigError(f"levels={levels!r} is one number, and several may be asked for. Write levels=({levels!r},).")
     if levels is not None and not levels:
         raise ConfigError("no level was asked for, so there is no problem to load. Name at least one, such as (1,).")
     if path is not None and dataset_src in ("shipped", "huggingface"):
