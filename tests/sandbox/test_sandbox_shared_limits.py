@@ -188,6 +188,23 @@ def test_no_job_can_lock_a_file_of_this_machine(lock: str, profile: str) -> None
 
 
 @needs_walls
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/full", "/dev/urandom", "own"])
+def test_no_job_can_set_the_times_of_a_file(path: str) -> None:
+    source = f"import os\nopen('own', 'w').close()\nos.utime({path!r})"
+    with Box(LocalConfig(workers=1)) as box:
+        result = box.run(job(source, "numerics"))
+    assert result.end == "crash" and "PermissionError" in result.stderr, result
+
+
+@pytest.mark.parametrize(("profile", "compilers", "devices"), PROFILES)
+def test_times_of_files_are_for_compilers_alone(profile: str, compilers: bool, devices: bool) -> None:
+    for architecture, numbers in NUMBERS.items():
+        let_through = allowed(architecture, compilers, devices)
+        for name in {"utime", "utimes", "utimensat"} & numbers.keys():
+            assert (numbers[name] in let_through) == compilers, (profile, name)
+
+
+@needs_walls
 def test_descriptors_can_still_be_handled() -> None:
     source = (
         "import os, fcntl; file = open('x', 'w'); fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 9); os.set_blocking(1, True)"

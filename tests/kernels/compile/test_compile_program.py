@@ -25,6 +25,7 @@ from assay.kernels.compile.stage import (
     shortened,
 )
 from assay.kernels.compile.toolkit import triton_executables
+from assay.kernels.inside import compile_program as compile_harness
 from assay.kernels.inside.triton.compiler_words import PASSED_OVER
 from assay.kernels.program.reading import Refusal, read
 from assay.sandbox import JobResult, Limits
@@ -476,6 +477,11 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str, str]] = {
         "rejected",
         "line",
     ),
+    "a default that cannot be made": (
+        lambda p: p["kernels"][0].update(source="def kernel(x, out, n, BLOCK, pad=-None):\n    pass"),
+        "unsupported",
+        "the default `-None`",
+    ),
     "a module that is not Triton's": (
         lambda p: p["kernels"][0]["names"].update(tl={"module": "os"}),
         "rejected",
@@ -545,7 +551,17 @@ def test_how_a_job_ends_is_told_apart() -> None:
     assert program_report(JobResult("memory", ""), LIMITS).outcome == "rejected"
     assert program_report(JobResult("timeout", ""), LIMITS).outcome == "timeout"
     assert program_report(JobResult("crash", "signal 6", signal=6), LIMITS).outcome == "rejected"
-    assert program_report(JobResult("crash", "status 1"), LIMITS).outcome == "failed"
+    assert program_report(JobResult("crash", "status 1"), LIMITS).outcome == "unsupported"
+
+
+def test_what_the_harness_raises_is_of_the_program(monkeypatch: pytest.MonkeyPatch, plain: str) -> None:
+    def failing(*_: object) -> None:
+        raise TypeError("bad operand")
+
+    monkeypatch.setattr(compile_harness, "_report_on", failing)
+    report = compile_harness.execute(plain, {}, lambda: None, lambda outputs, short=False: None)
+    assert report == {"unreadable": f"{compile_harness.UNREAD} (TypeError: bad operand)"}
+    assert program_report(JobResult("ok", "", report=report), LIMITS).outcome == "unsupported"
 
 
 def test_messages_keep_both_ends() -> None:

@@ -131,6 +131,7 @@ LYING = "class Lying(type(nn.Module)):\n    __mro__ = property(lambda kind: nn.M
 LATE = "def to(self, *args, **named):\n        self.parameters = lambda: []\n        return super().to(*args, **named)"
 ASKED = "def __getattribute__(self, name):\n        return super().__getattribute__(name)"
 HAVING = "self.kept = Kept()"
+FIXED = "class Fixed(nn.Parameter):\n    def copy_(self, *args, **named):\n        return self\n"
 METHODS = [name for name in TELLING if not name.startswith("__")]
 HOOK = "self._register_load_state_dict_pre_hook(lambda *args: None)"
 NAMED = {
@@ -141,6 +142,20 @@ NAMED = {
     "whatever is asked": ("", ASKED, "", TELLS.format("__getattribute__")),
     "a metaclass": (LYING + "class Kept(nn.Module, metaclass=Lying):\n    pass\n", "", HAVING, "a metaclass"),
     "PyTorch's own": ("nn.Module.parameters = lambda self: []\n", "", "", TELLS.format("parameters")),
+    "a dict of its own": (
+        "class Shown(dict):\n    pass\n",
+        "",
+        "self.__dict__['_parameters'] = Shown()",
+        "_parameters of ModelNew is a Shown",
+    ),
+    "a weight of its class": (FIXED, "", "self.fixed = Fixed(torch.zeros(3))", "a Fixed in _parameters of ModelNew"),
+    "a buffer of its class": (
+        FIXED.replace("nn.Parameter", "torch.Tensor"),
+        "",
+        "self.register_buffer('fixed', torch.zeros(3).as_subclass(Fixed))",
+        "a Fixed in _buffers of ModelNew has a copy_",
+    ),
+    "a weight with a method": ("", "", "self.w = nn.Parameter(torch.zeros(3)); self.w.add_ = None", "a Parameter in"),
     "hooks": ("", "", HOOK, "hooks for weights"),
 }  # fmt: skip
 """Text before the class, a method, a statement of its constructor, and what is said."""
@@ -156,7 +171,15 @@ def test_a_model_leaves_it_to_pytorch_to_say_what_its_parameters_are(trials: Tri
     assert outcome.end == "unsupported" and said in outcome.message, outcome
 
 
-@pytest.mark.parametrize("part", ["nn.BatchNorm1d(3)", "nn.ModuleList([nn.Linear(2, 2)])", "nn.LSTM(2, 2)"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "nn.BatchNorm1d(3)",
+        "nn.ModuleList([nn.Linear(2, 2)])",
+        "nn.LSTM(2, 2)",
+        "nn.ParameterDict({'a': torch.ones(2)})",
+    ],
+)
 def test_pytorchs_own_modules_may_say_more(trials: Trials, part: str) -> None:
     code = snaking(MADE + "return y").replace(
         "super().__init__()", f"super().__init__()\n        self.more = {part}", 1

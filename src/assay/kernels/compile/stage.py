@@ -154,7 +154,10 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     """What the end of such a job means."""
     cpu_s = result.cpu_s
     if result.end == "crash" and not result.signal:
-        return CompileReport("failed", shortened(f"{NO_REPORT} ({result.message})\n{own_words(result)}"), (), cpu_s)
+        # A worker compiles a program of ours before it takes any: what ends its child comes of this one.
+        return CompileReport(
+            "unsupported", shortened(f"{NO_REPORT} ({result.message})\n{own_words(result)}"), (), cpu_s
+        )
     if (early := ended_early(result, limits)) is not None:
         return early
     report = result.report if isinstance(result.report, dict) else {}

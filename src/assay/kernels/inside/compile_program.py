@@ -63,6 +63,7 @@ _CHOSEN = (
 KERNELS_TOLD = BLOCKS_TOLD = 64
 WIDTHS_TOLD = 1024
 TEXT_CHARACTERS = 2000
+UNREAD = "what compiles kernels cannot make a module of this one"
 TOO_LONG = (
     "the program has so many launches and configurations that what came of them has no room in a report: make fewer"
 )
@@ -110,6 +111,15 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     """Compile the launches of a program; the report is plain data of bounded size."""
     while read_inputs() is not None:
         pass
+    try:
+        return _report_on(source, header)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a program of ours compiled in `preload`: what this one raises is of its own
+        return {"unreadable": f"{UNREAD} ({type(error).__name__}: {error})"[:TEXT_CHARACTERS]}
+
+
+def _report_on(source: str, header: Json) -> Json:
     program = read(source.encode("utf-8", "replace"), UNALLOCATED if header.get("read_only") else None)
     if isinstance(program, Refusal):
         return {"unreadable": program.reason[:TEXT_CHARACTERS]}

@@ -335,7 +335,9 @@ def check_returns(body: Sequence[Statement]) -> None:
 
 
 def _is_negative(node: ast.expr) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
+    if not isinstance(node, ast.UnaryOp) or not isinstance(node.op, ast.USub):
+        return False
+    return isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int | float)
 
 
 _READ: dict[type[ast.stmt], Callable[[FunctionReader, Any], Statement | None]] = {

@@ -49,6 +49,7 @@ def _standing_walls() -> dict[str, bool]:
         "programs are refused": _fails(lambda: os.execv("/no-such-program", ["x"]), errno.EPERM),
         "namespaces are refused": libc.unshare(0x10000000) == -1 and ctypes.get_errno() == errno.EPERM,
         "limits cannot be raised": _raising_fails(),
+        "times of device files cannot be set": _fails(lambda: os.utime("/dev/null"), errno.EPERM, errno.EROFS),
     }
 
 

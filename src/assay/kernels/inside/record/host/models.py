@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.tensors import hidden, hidden_by_class
 
 Module = torch.nn.Module
 TELLING = (
@@ -23,6 +24,9 @@ TELLING = (
 """Attributes of a model by which its caller comes to parameters and buffers."""
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 """What is called while weights are saved or loaded."""
+CONTAINERS = ("_parameters", "_buffers", "_modules")
+_CONTAINER = type(vars(Module())["_parameters"])
+_METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type)
 _layers: dict[type, dict[str, Any]] = {}
 """PyTorch's modules and what they are made of, and what each says of `TELLING`, before a submission is imported."""
 _attributes_of = vars(Module)["__dict__"].__get__
@@ -47,10 +51,33 @@ def check(model: Any) -> None:
                 f"{type(part).__name__:.80} has a {name} of its own, by which its caller reads or sets its weights: "
                 "leave that to torch.nn.Module, and give parameters the names that you want them to have"
             )
+        for name in CONTAINERS:
+            if name in own and type(own[name]) is not _CONTAINER:
+                raise NotRecordableError(
+                    f"{name} of {type(part).__name__:.80} is a {type(own[name]).__name__:.80}, through which its "
+                    "caller reads or sets its weights: leave it as torch.nn.Module makes it"
+                )
+        for name in ("_parameters", "_buffers"):
+            for tensor in (own.get(name) or {}).values():
+                _check_tensor(tensor, f"in {name} of {type(part).__name__:.80}")
         if name := next((name for name in HOOKS if own.get(name)), ""):
             raise NotRecordableError(
                 f"{type(part).__name__:.80} has hooks for weights that are saved or loaded ({name}): leave them out"
             )
+
+
+def _check_tensor(tensor: Any, where: str) -> None:
+    """Raises NotRecordableError for a parameter or buffer that answers otherwise than a tensor of PyTorch's."""
+    if tensor is None:
+        return
+    kind = type(tensor)
+    if torch.Tensor not in _bases_of(kind) or type(kind) not in _METACLASSES:
+        raise NotRecordableError(f"a {kind.__name__:.80} {where} is no tensor of PyTorch's")
+    if name := hidden(tensor) or hidden_by_class(kind):
+        raise NotRecordableError(
+            f"a {kind.__name__:.80} {where} has a {name:.80} of its own, by which its caller reads or sets it: use "
+            "torch.nn.Parameter, and register_buffer for other tensors"
+        )
 
 
 def _changed(kind: type) -> Collection[str]:
