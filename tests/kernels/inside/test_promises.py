@@ -70,6 +70,9 @@ GONE = {
     "quotients of negatives as a mask": "found = tl.load(a_ptr + i, mask=(i - 16) // 16 == 0, other=7.0)",
     "quotients of negatives": "found = (a * 0 + 1) * ((i - 16) // 16 + 3)",
     "comparisons under a false promise": "found = tl.load(a_ptr + i, mask=tl.multiple_of(i * 3, 16) < 48, other=7.0)",
+    "quotients under a false promise": (
+        "found = (a * 0 + 1) * (tl.multiple_of(tl.max_contiguous(i * 3, 64), 16) // 16 + 3)"
+    ),
     "quotients of what wraps as a mask": (
         "w = (i + 112).to(tl.int8).to(tl.int32)\nfound = tl.load(a_ptr + i, mask=w // 16 == -7, other=7.0)"
     ),
@@ -110,6 +113,18 @@ REFUSED = {
     "a branch that is not taken": (
         "at = i % 50\nfound = tl.load(a_ptr + at)\nif tl.max(b, 0) < 0:\n    tl.max_contiguous(at, 64)",
         "of run time",
+    ),
+    "a side of a choice that is not taken": (
+        "at = i % 50\nfound = tl.load(a_ptr + at)\nz = tl.max(tl.max_contiguous(at, 64), 0) if tl.max(b, 0) < 0 else 0",
+        "of run time",
+    ),
+    "behind a return": (
+        "at = i % 50\nfound = tl.load(a_ptr + at)\nif tl.max(b, 0) < 0:\n    return\ntl.max_contiguous(at, 64)",
+        "of run time",
+    ),
+    "what a function gives back": (
+        "at = i % 50\nfound = tl.load(a_ptr + at)\nto = tl.broadcast_to(at, (64,))\ntl.max_contiguous(to, 64)",
+        "used before",
     ),
     "a loop that does not run": (
         "at = i % 50\nfor j in range(tl.min(b, 0)):\n    tl.max_contiguous(at, 64)\nfound = tl.load(a_ptr + at)",

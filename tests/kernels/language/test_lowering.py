@@ -11,6 +11,7 @@ import pytest
 from test_rebuilt_kernels import program
 
 from assay.kernels.language.flow import steering as flow
+from assay.kernels.language.flow.hints import hints_of
 from assay.kernels.language.flow.lowering import Lowering, lowered
 from assay.kernels.language.flow.walking import expressions, statements
 from assay.kernels.language.form import Call, For, Kernels, Local
@@ -22,14 +23,38 @@ HELPERS = {
     "multiplies": {"source": "def multiplies(a, b):\n    return tl.dot(a, b)\n", "names": TL},
     "copies": {"source": "def copies(p, q):\n    tl.store(q, tl.load(p))\n", "names": TL},
     "scatters": {"source": "def scatters(p, q):\n    tl.store(q, 1.0, mask=tl.load(p) > 1)\n", "names": TL},
+    "promises": {"source": "def promises(p):\n    return tl.max_contiguous(p, 64)\n", "names": TL},
+    "passes": {
+        "source": "def passes(p):\n    return promises(p)\n",
+        "names": TL | {"promises": {"function": "promises"}},
+    },
     "adds": {"source": "def adds(p):\n    return tl.atomic_add(p, 1)\n", "names": TL},
 }
+
+
+PROMISED = {
+    "of its own": ("promises(x)", 0, 0),
+    "in a branch": ("if n > 1:\n    promises(x)", 1, 0),
+    "behind a return": ("if n > 1:\n    return\npromises(x)", 1, 0),
+    "in a choice": ("v = promises(x) if n > 1 else x", 1, 0),
+    "of what was used": ("v = tl.load(x)\npromises(x)", 0, 1),
+    "by way of another helper": ("if n > 1:\n    passes(x)", 1, 0),
+    "of what was made there": ("if n > 1:\n    promises(x + n)", 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_what_a_helper_promises_is_promised_where_it_is_called(name: str) -> None:
+    lines, outside, late = PROMISED[name]
+    hints = hints_of(dict(parsed(lines).functions))
+    assert len(hints["kernel"].outside) == outside and len(hints["promises"].late) == late
 
 
 def parsed(lines: str) -> Kernels:
     table: dict[str, Any] = body(lines)
     table["kernel"]["names"] |= {name: {"function": name} for name in HELPERS if f"{name}(" in lines}
-    found = parse(table | {name: HELPERS[name] for name in HELPERS if f"{name}(" in lines})
+    wanted = {name for name in HELPERS if f"{name}(" in lines} | ({"promises"} if "passes(" in lines else set())
+    found = parse(table | {name: HELPERS[name] for name in HELPERS if name in wanted})
     assert isinstance(found, Kernels), found
     return found
 
@@ -134,6 +159,9 @@ STEERED = {
     "a branch": ("if tl.load(x) > 1:\n    n += 1\ntl.store(out + n, 1.0)", "writes"),
     "a loop": ("for k in range(tl.load(x).to(tl.int32)):\n    tl.store(out + k, 1.0)", "writes"),
     "a while loop": ("while tl.atomic_add(x, 1.0) < 3:\n    n += 1", "writes"),
+    "a choice between loads": ("v = tl.load(x) if tl.load(out) > 1 else tl.load(x + 1)", "writes loads"),
+    "a choice with a helper": ("v = 0.0 if tl.load(out) > 1 else loads(x)", "writes loads"),
+    "a choice between numbers": ("v = 0.0 if tl.load(out) > 1 else 1.0", ""),
     "where it loads": ("v = tl.load(x + tl.load(out).to(tl.int32))", "loads"),
     "a helper that loads there": ("v = loads(x + tl.load(out).to(tl.int32))", "loads"),
     "a helper that stores there": ("copies(x, out + loads(x).to(tl.int32))", "writes loads"),

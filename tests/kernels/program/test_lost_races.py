@@ -191,6 +191,18 @@ def test_what_an_operation_on_many_elements_hears_reaches_its_program_at_a_barri
     assert not ordering.unordered(stamp, ordering.of_others(stamp))[0]
 
 
+def test_what_an_operation_hears_whose_result_nobody_uses_reaches_its_program_at_a_barrier() -> None:
+    ordering = Ordering(2)
+    ordering.begin(0)
+    stamp = np.array([ordering.stamp(True)])
+    ordering.atomic(np.array([8], dtype=np.uint64), True, Sync())
+    ordering.begin(1)
+    ordering.atomic(np.array([8], dtype=np.uint64), True, Sync(), unused=True)
+    assert ordering.unordered(stamp, ordering.of_others(stamp))[0]
+    ordering.barrier()
+    assert not ordering.unordered(stamp, ordering.of_others(stamp))[0]
+
+
 MEETING = snaking(
     """
     y, n = torch.empty_like(x), x.numel()

@@ -96,7 +96,7 @@ MEANINGS = frozenset(
     {*OPERATORS.values(), *SIGNS.values(), *LOOPS.values(), *OWN.values()}
     | {"o_assigned", "o_again", "o_fixed", "o_dynamic", "o_truth", "o_pick", "o_returned", "o_index", "o_all"}
     | {"o_static", "o_attribute", "o_method", "o_combine", "o_nan", "o_inf", "o_unconditional", "o_early", "o_unused"}
-    | {"o_site"}
+    | {"o_site", "o_pick_outside"}
     | {f"{OWN[name]}_late" for name in HINTS}
 )
 """Every operator that generated text may name."""
@@ -128,8 +128,9 @@ def interpreted(kernels: Kernels) -> InterpreterText:
     used: dict[str, str] = {}
     found = lowered(functions)
     numbers = of_form(functions.values())
-    for function in functions.values():
-        _Writer(function, names, lines, used, hints_of(function), found, numbers).function()
+    hints = hints_of(functions)
+    for key, function in functions.items():
+        _Writer(function, names, lines, used, hints[key], found, numbers).function()
     return InterpreterText(lines.text(), names, used, tuple(lines.origins), found)
 
 
@@ -263,7 +264,8 @@ class _Writer:
             case Logic(operator, values):
                 return f"{OPERATORS[operator]}({', '.join(f'lambda: {inner(value)}' for value in values)})"
             case Choice(condition, yes, no):
-                return f"o_pick({inner(condition)}, lambda: {inner(yes)}, lambda: {inner(no)})"
+                pick = "o_pick_outside" if id(each) in self.hints.outside else "o_pick"
+                return f"{pick}({inner(condition)}, lambda: {inner(yes)}, lambda: {inner(no)})"
             case Index(value, places):
                 parts = "".join(f"{'o_all' if isinstance(each, Whole) else inner(each)}, " for each in places)
                 return f"o_index({inner(value)}, ({parts}))"

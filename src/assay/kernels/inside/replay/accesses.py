@@ -215,7 +215,7 @@ class Accesses:
         self.most = max(self.most, self._made_so_far)
         if access.sync is not None:
             one = pointers.size == 1
-            self._ordering.atomic(at, one, access.sync)
+            self._ordering.atomic(at, one, access.sync, access.asks == "nothing")
             self._results += 1
             if one:
                 self._lanes.result(self._results)

@@ -90,8 +90,9 @@ class Ordering:
             self._known = self._heard if self._known is None else np.maximum(self._known, self._heard)
             self._heard = None
 
-    def atomic(self, addresses: Any, one: bool, sync: Sync) -> None:
-        """Take an atomic operation into the account; `one`: a single thread makes it."""
+    def atomic(self, addresses: Any, one: bool, sync: Sync, unused: bool = False) -> None:
+        """Take an atomic operation into the account; `one`: a single thread makes it. `unused`: no other thread is
+        given its result, nor waits for it."""
         if addresses.size <= MAX_AT_ONCE:
             for address in addresses.tolist():
                 there = self._told.get(address)
@@ -99,7 +100,7 @@ class Ordering:
                     self._heard = there if self._heard is None else np.maximum(self._heard, there)
                 if sync.tells:
                     self._tell(address, there, one)
-        if one:
+        if one and not unused:
             self._share()
 
     def _tell(self, address: int, there: Any, one: bool) -> None:

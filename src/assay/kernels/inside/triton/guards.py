@@ -7,6 +7,7 @@ could tell the interpreter from a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from assay.kernels.inside.triton.ledger import (
     refuse,
 )
 from assay.kernels.inside.triton.values import doubts
+from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 BROKEN = "broken"
@@ -37,6 +39,7 @@ ranges = Ranges()
 def install(builder: Any) -> None:
     """Put them into the interpreter's builder (`InterpreterBuilder`)."""
     _guard_loads_and_stores(builder)
+    _guard_sums(engine.interpreter_semantic)
     _guard_atomics(builder)
     _mark_descriptors(builder)
     _check_descriptors(builder)
@@ -126,6 +129,23 @@ def _check_one_value(pointers: Any, values: Any, mask: Any) -> None:
         refuse(WrongValueError("a store writes several values to one address at once, and a GPU keeps any of them"))
 
 
+_scalar: ContextVar[bool] = ContextVar("scalar", default=False)
+"""Whether a sum under way is of one number, and not of a block of one."""
+
+
+def _guard_sums(semantic: Any) -> None:
+    add = semantic.atomic_add
+
+    def atomic_add(ptr: Any, *rest: Any) -> Any:
+        before = _scalar.set(not ptr.type.is_block())
+        try:
+            return add(ptr, *rest)
+        finally:
+            _scalar.reset(before)
+
+    semantic.atomic_add = atomic_add
+
+
 def _guard_atomics(builder: Any) -> None:
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
@@ -134,8 +154,14 @@ def _guard_atomics(builder: Any) -> None:
             refuse(UnsupportedError("atomic operations on bfloat16: the interpreter would compute wrong sums."))
         _check_type(ptr, val, "atomic operation")
         ticket = op == engine._ir.ATOMIC_OP.ADD and val.data.dtype.kind in "iu" and bool(val.data.all())
+        reads = _only_reads(op, val, *rest)
+        if reads and current().unused:
+            return engine.TensorHandle(val.data, val.dtype)
         size, commutes = val.data.dtype.itemsize, _commutes_as(op, mask.data, val)
         _check(ptr.data, mask.data, size, "atomic operation", sync=_sync(*rest), ticket=ticket, commutes=commutes)
+        if reads:
+            there = engine._interpreter.load(ptr.data, mask.data, val.data, val.data.dtype)
+            return _result(ptr, engine.TensorHandle(there, val.dtype))
         found = _in_no_order(lambda *lanes: rmw(self, op, *lanes, *rest, **named), ptr, val, mask)
         return _result(ptr, found)
 
@@ -154,6 +180,14 @@ def _guard_atomics(builder: Any) -> None:
         return _result(ptr, engine.TensorHandle(found.data.view(val.data.dtype), val.dtype))
 
     builder.create_atomic_rmw, builder.create_atomic_cas = create_atomic_rmw, create_atomic_cas
+
+
+def _only_reads(op: Any, val: Any, sem: Any, _scope: Any) -> bool:
+    """Whether the compiler makes a load of an atomic operation, or nothing where nobody uses what it finds: it does of
+    a single sum with a constant zero that does not release. A load leaves bits as they are."""
+    kinds, sums = engine._ir.MEM_SEMANTIC, (engine._ir.ATOMIC_OP.ADD, engine._ir.ATOMIC_OP.FADD)
+    reads = op in sums and sem in (kinds.RELAXED, kinds.ACQUIRE) and _scalar.get()
+    return reads and is_constant(val) and not val.data.any()
 
 
 def _commutes_as(op: Any, mask: Any, *sides: Any) -> str:

@@ -107,6 +107,12 @@ def pick(condition: Any, yes: Thunk, no: Thunk) -> Any:
     return value
 
 
+def pick_outside(condition: Any, yes: Thunk, no: Thunk) -> Any:
+    """The same of sides that promise something of values from outside of them."""
+    unconditional(dynamic(condition))
+    return pick(condition, yes, no)
+
+
 def assigned(value: Any, depth: int = 0) -> Any:
     """What a variable holds: numbers become tensors, also those in tuples."""
     value = raw(value)
@@ -161,12 +167,12 @@ def fixed(value: Any) -> Any:
 
 
 def unconditional(region: bool) -> None:
-    """A branch or loop that promises something of values from outside of it."""
+    """A branch, loop or choice that promises something of values from outside of it."""
     if region:
         raise MeaningError(
-            "tl.multiple_of, tl.max_contiguous or tl.max_constancy in a branch or loop of run time, about a variable "
-            "from outside of it: the compiler believes it wherever the variable is used. Put it where the variable is "
-            "assigned"
+            "tl.multiple_of, tl.max_contiguous or tl.max_constancy in a branch, choice or loop of run time, or after a "
+            "return in one, about a variable from outside of it: the compiler believes it wherever the variable is "
+            "used. Put it where the variable is assigned"
         )
 
 
@@ -363,6 +369,7 @@ MEANING: dict[str, Any] = {
     "o_dynamic": dynamic,
     "o_truth": truth,
     "o_pick": pick,
+    "o_pick_outside": pick_outside,
     "o_returned": returned,
     "o_static": static,
     "o_unconditional": unconditional,

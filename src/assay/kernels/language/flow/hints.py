@@ -7,13 +7,15 @@ promise too, and whether or not the branch in which it stands is taken.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from assay.kernels.language import vocabulary
 from assay.kernels.language.flow.walking import names_of
 from assay.kernels.language.form import (
     Arguments,
     Assign,
+    Attribute,
     Call,
     Choice,
     Do,
@@ -29,12 +31,18 @@ from assay.kernels.language.form import (
     Method,
     Return,
     Statement,
+    Unary,
     While,
 )
 
 HINTS = frozenset({"tl.multiple_of", "tl.max_contiguous", "tl.max_constancy"})
-_CASTS = frozenset({"tl.cast", "tl.to_tensor"})
-"""Functions that may give back the value that they were given."""
+_NEW = frozenset(
+    {"tl.arange", "tl.program_id", "tl.num_programs", "tl.load", "tl.full", "tl.zeros", "tl.where", "tl.dot"}
+    | {"tl.minimum", "tl.maximum", "tl.cdiv", "triton.cdiv", "tl.exp", "tl.exp2", "tl.log", "tl.sqrt", "tl.rsqrt"}
+    | {"tl.max", "tl.min", "tl.sum", "tl.argmax", "tl.argmin"}
+)
+"""Functions that make a value of their own. Any other may give back one that it was given, as a cast to the same type
+does, and a broadcast to the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,28 @@ class Hints:
     outside: frozenset[int]
 
 
-def hints_of(function: Function) -> Hints:
-    """What a function promises too late, or where it may not run."""
-    reader = _Reader()
-    reader.block(function.body)
-    return Hints(frozenset(reader.late), frozenset(reader.outside))
+def hints_of(functions: Mapping[str, Function]) -> dict[str, Hints]:
+    """What functions promise too late, or where it may not run; those that they call count as part of them."""
+    promising: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+    while True:
+        read = {key: _read(function, key in late, promising) for key, function in functions.items()}
+        telling = promising | {key for key, reader in read.items() if reader.of_parameters}
+        used = late | {key for reader in read.values() for key in reader.late_calls}
+        if telling == promising and used == late:
+            return {key: Hints(frozenset(each.late), frozenset(each.outside)) for key, each in read.items()}
+        promising, late = telling, used
+
+
+def _read(function: Function, late: bool, promising: frozenset[str]) -> _Reader:
+    """Read a function. `late`: what it is given was used before. `promising`: functions that promise something of what
+    they are given."""
+    reader = _Reader(promising)
+    parameters = {each.name for each in function.parameters}
+    numbers = {reader.value(name) for name in parameters}
+    reader.used |= numbers if late else set()
+    reader.of_parameters = bool(reader.block(function.body) & parameters) or bool(reader.told & numbers)
+    return reader
 
 
 @dataclass(slots=True)
@@ -60,10 +85,16 @@ class _Reader:
     values: for each variable the number of its value; variables that hold the same one share it.
     used: values that were read.
     promised: variables about whose value something was promised, in the statement that is read.
+    told: all values about which something was promised.
+    late_calls: functions that promise something of what they are given, and are given what was used before.
     """
 
+    promising: frozenset[str]
     late: set[int] = field(default_factory=set)
+    late_calls: set[str] = field(default_factory=set)
     outside: set[int] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
+    of_parameters: bool = False
     numbers: Iterator[int] = field(default_factory=itertools.count)
     values: dict[str, int] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
@@ -75,12 +106,18 @@ class _Reader:
         assigned: variables that are the block's own from its beginning.
         """
         own, foreign, before = set(assigned), set[str](), self.promised
-        for each in body:
+        for place, each in enumerate(body):
             self.promised = set()
             self.statement(each)
             foreign |= self.promised - own
             if isinstance(each, Assign):
                 own |= set(names_of(each.target))
+            if isinstance(each, If) and _returns((*each.yes, *each.no)):  # what follows is another branch of it
+                rest = self.block(body[place + 1 :])
+                if rest:
+                    self.outside.add(id(each))
+                foreign |= rest - own
+                break
         self.promised = before
         return foreign
 
@@ -138,14 +175,37 @@ class _Reader:
         if isinstance(each, Call) and each.function in HINTS:
             for value in each.arguments.values():
                 self.expression(value)
-            held = {self.value(name) for name in _same(each)}
-            self.promised |= {name for name, value in self.values.items() if value in held}
-            if held & self.used:
+            if self.promise(each):
                 self.late.add(id(each))
+            return
+        if isinstance(each, Choice):
+            self.choice(each)
             return
         for part in _parts(each):
             self.expression(part)
+        if isinstance(each, Invoke) and each.key in self.promising and self.promise(each):
+            self.late_calls.add(each.key)
+        for part in _parts(each):
             self.use(_same(part))
+
+    def promise(self, each: Expression) -> bool:
+        """Take note of a promise about the variables that an expression may be. Gives back whether one was used."""
+        held = {self.value(name) for name in _same(each)}
+        self.told |= held
+        self.promised |= {name for name, value in self.values.items() if value in held}
+        return bool(held & self.used)
+
+    def choice(self, each: Choice) -> None:
+        """Read a choice, of which one side alone may be evaluated."""
+        self.expression(each.condition)
+        self.use(_same(each.condition))
+        before, self.promised = self.promised, set()
+        for side in (each.yes, each.no):
+            self.expression(side)
+        if self.promised:
+            self.outside.add(id(each))
+        self.promised |= before
+        self.use(_same(each))
 
     def arguments(self, found: Arguments) -> None:
         """Read what a loop runs over."""
@@ -159,9 +219,11 @@ def _same(each: Expression) -> set[str]:
     match each:
         case Local(name):
             return {name}
-        case Call(function, arguments) if function in HINTS or function in _CASTS:
-            return _same_of([*arguments.values()][:1])
-        case Method(value, "to" | "cast", _):
+        case Call(function, arguments):
+            return set() if function in _NEW else _same_of(_given(vocabulary.FUNCTIONS[function], arguments))
+        case Method(value, _, _):
+            return _same(value)
+        case Unary("+", value) | Attribute(value, _):
             return _same(value)
         case Choice(_, yes, no):
             return _same(yes) | _same(no)
@@ -174,6 +236,14 @@ def _same(each: Expression) -> set[str]:
     return set()
 
 
+def _given(parameters: str, arguments: Arguments) -> list[Expression]:
+    """The arguments of a function that are known when the kernel runs."""
+    named: list[str | None] = [name for name, _ in arguments.named]
+    slots = vocabulary.slots(parameters.split(), len(arguments.positional), named) or ()
+    several = zip((*slots, *named), arguments.values(), strict=False)
+    return [value for slot, value in several if slot not in vocabulary.STATIC and slot not in ("shape", "values")]
+
+
 def _same_of(several: Sequence[Expression]) -> set[str]:
     return {name for each in several for name in _same(each)}
 
@@ -184,6 +254,11 @@ def _parts(each: Expression) -> Iterator[Expression]:
         found = getattr(each, one.name)
         several = found.values() if isinstance(found, Arguments) else found if isinstance(found, tuple) else (found,)
         yield from (part for part in several if isinstance(part, Expression))
+
+
+def _returns(body: Sequence[Statement]) -> bool:
+    """Whether statements may end the function."""
+    return any(isinstance(each, Return) or (isinstance(each, If) and _returns((*each.yes, *each.no))) for each in body)
 
 
 def _assigned(body: Sequence[Statement]) -> Iterator[str]:

@@ -9,7 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from assay.kernels.language import vocabulary
 from assay.kernels.language.flow.walking import WRITES, Slice, expressions, features_of, own, parts_of, statements
-from assay.kernels.language.form import Call, Expression, For, If, Invoke, Items, Method, Statement, While, Whole
+from assay.kernels.language.form import (
+    Call,
+    Choice,
+    Expression,
+    For,
+    If,
+    Invoke,
+    Items,
+    Method,
+    Statement,
+    While,
+    Whole,
+)
 
 STEERED_WRITES, STEERED_LOADS = "steered writes", "steered loads"
 STEERED = frozenset({STEERED_WRITES, STEERED_LOADS})
@@ -29,6 +41,9 @@ def steering(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> fr
             for value in own(each):
                 slices[STEERED_WRITES].take(value)
         for one in (one for value in own(each) for one in expressions(value)):
+            if isinstance(one, Choice) and _comes_to_memory(one, has):
+                slices[STEERED_WRITES].take(one.condition)
+                slices[STEERED_LOADS].take(one.condition)
             features = features_of(one, has)
             found |= features & slices.keys()
             for kind, takes in ((STEERED_WRITES, features & WRITES), (STEERED_LOADS, "load" in features)):
@@ -37,6 +52,12 @@ def steering(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> fr
             if features & {"load", "atomic"}:
                 reading.add(id(one))
     return frozenset(found | {kind for kind, taken in slices.items() if reading & taken.taken})
+
+
+def _comes_to_memory(one: Choice, has: Mapping[str, frozenset[str]]) -> bool:
+    """Whether a side of a choice loads or writes, as a branch may."""
+    sides = (part for side in (one.yes, one.no) for part in expressions(side))
+    return any(features_of(part, has) & (WRITES | {"load"}) for part in sides)
 
 
 def _places(one: Expression) -> Iterator[Expression | Whole]:

@@ -187,7 +187,7 @@ class Turns:
         self._me, me.turn = me, 0
         engine.interpreter_builder.set_grid_idx(*me.place[1])
         ledger = current()
-        state, ledger.early, ledger.apart, ledger.unused = me.kept
+        state, ledger.early, ledger.apart, ledger.unused, ledger.site = me.kept
         if ledger.observer is not None:
             ledger.observer.resume(state)
 
@@ -220,6 +220,7 @@ class Turns:
         self._me, self._idle = program, 0
         ledger = current()
         ledger.early = ledger.apart = ledger.unused = False
+        ledger.site = (0, 0)
         self._function(program.place)
 
     def _after(self) -> _Program | None:
@@ -240,10 +241,10 @@ class Turns:
         return None
 
 
-def _kept() -> tuple[Any, bool, bool, bool]:
+def _kept() -> tuple[Any, bool, bool, bool, tuple[int, int]]:
     ledger = current()
     state = ledger.observer.suspend() if ledger.observer is not None else None
-    return state, ledger.early, ledger.apart, ledger.unused
+    return state, ledger.early, ledger.apart, ledger.unused, ledger.site
 
 
 def _allow_threads(stack: int) -> None:

@@ -231,7 +231,8 @@ def _keep(builder: Any, name: str, combine: Callable[..., Any]) -> None:
         if sides:
             broken = np.broadcast_to(combine(*sides), found.data.shape)
             found.attr[_BROKEN] = broken
-            if name == "binary_op" and args[2] in _COMPARISONS:  # made once for what the compiler takes for alike
+            # Made once for what the compiler takes for alike.
+            if name == "create_idiv" or (name == "binary_op" and args[2] in _COMPARISONS):
                 found.data = unspecified(found.data, broken < NEVER)
         return found
 
