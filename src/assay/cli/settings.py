@@ -24,7 +24,7 @@ ROOTS: Mapping[str, str] = {
 
 
 Wanted = Callable[[str, Any], bool]
-"""Whether a setting is, by its key and what is known of it."""
+"""Whether a setting is one of those asked for, by its key and what is known of it."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _first(root: type, wanted: Sequence[Wanted], chosen: Mapping[str, type | None] | None = None) -> str:
-    """The settings of the first kind of which there are some; empty where there are none."""
+    """The first listing that is not empty; empty where all are."""
     from assay.config.help import listing
 
     return next(filter(None, (listing(root, columns(), each, chosen) for each in wanted)), "")

@@ -126,6 +126,35 @@ REFUSED = {
         "at = i % 50\nfound = tl.load(a_ptr + at)\nto = tl.broadcast_to(at, (64,))\ntl.max_contiguous(to, 64)",
         "used before",
     ),
+    "a name of its own for the same": (
+        "at = i % 50\nfound = tl.load(a_ptr + at)\n"
+        "if tl.max(b, 0) < 0:\n    at = at.to(tl.int32)\n    tl.max_contiguous(at, 64)",
+        "of run time",
+    ),
+    "of both": (
+        "at = i % 50\nfound = tl.load(a_ptr + at)\nif tl.max(b, 0) < 0:\n    tl.max_contiguous(True and at, 64)",
+        "of run time",
+    ),
+    "what one branch gives": (
+        "at = i % 50\nfound = tl.load(a_ptr + at)\n"
+        "if N > 0:\n    to = at\nelse:\n    to = i + 1\ntl.max_contiguous(to, 64)",
+        "used before",
+    ),
+    "what a turn before used": (
+        "at = i % 50\nfound = a\nfor j in tl.static_range(2):\n    if j == 1:\n        tl.max_contiguous(at, 64)\n"
+        "    else:\n        found = tl.load(a_ptr + at)",
+        "used before",
+    ),
+    "what a loop carries": (
+        "at = i % 50\nfound = tl.load(a_ptr + at)\nfor j in range(tl.min(b, 0)):\n"
+        "    tl.max_contiguous(at, 64)\n    at = at + 1",
+        "of run time",
+    ),
+    "a splat of no shape": (
+        "at = tl.max(b, 0)\nfound = tl.load(a_ptr + i)\nif tl.max(b, 0) < 0:\n"
+        "    tl.multiple_of(tl.full((), at, tl.int32), 64)",
+        "of run time",
+    ),
     "a loop that does not run": (
         "at = i % 50\nfor j in range(tl.min(b, 0)):\n    tl.max_contiguous(at, 64)\nfound = tl.load(a_ptr + at)",
         "of run time",

@@ -132,6 +132,10 @@ LATE = "def to(self, *args, **named):\n        self.parameters = lambda: []\n   
 ASKED = "def __getattribute__(self, name):\n        return super().__getattribute__(name)"
 HAVING = "self.kept = Kept()"
 FIXED = "class Fixed(nn.Parameter):\n    def copy_(self, *args, **named):\n        return self\n"
+PROPERTY = (
+    "_parameters = property(lambda self: vars(self)['_parameters'], "
+    "lambda self, value: vars(self).update(_parameters=value))"
+)
 METHODS = [name for name in TELLING if not name.startswith("__")]
 HOOK = "self._register_load_state_dict_pre_hook(lambda *args: None)"
 NAMED = {
@@ -147,6 +151,13 @@ NAMED = {
         "",
         "self.__dict__['_parameters'] = Shown()",
         "_parameters of ModelNew is a Shown",
+    ),
+    "a dict of its class": ("", PROPERTY, "", "has a _parameters of its class"),
+    "a set of its own": (
+        "class Names(set):\n    pass\n",
+        "",
+        "self.__dict__['_non_persistent_buffers_set'] = Names()",
+        "_non_persistent_buffers_set of ModelNew is a Names",
     ),
     "a weight of its class": (FIXED, "", "self.fixed = Fixed(torch.zeros(3))", "a Fixed in _parameters of ModelNew"),
     "a buffer of its class": (

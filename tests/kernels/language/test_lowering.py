@@ -50,6 +50,31 @@ def test_what_a_helper_promises_is_promised_where_it_is_called(name: str) -> Non
     assert len(hints["kernel"].outside) == outside and len(hints["promises"].late) == late
 
 
+UNUSED = {
+    "a statement": ("adds(x)\ntl.atomic_add(x, 1)", 1),
+    "a variable that nobody reads": ("v = tl.atomic_add(x, 1)", 1),
+    "one of which others are made that nobody reads": ("v = tl.atomic_add(x, 1)\nw = v + 1\nz = w * 2", 1),
+    "a branch that does nothing": ("v = tl.atomic_add(x, 1)\nif v > 3:\n    w = 1", 1),
+    "one that is stored": ("v = tl.atomic_add(x, 1)\nw = v + 1\ntl.store(out, w)", 0),
+    "one that says how often": ("v = tl.atomic_add(x, 1)\nfor k in range(v):\n    tl.store(out + k, 1.0)", 0),
+    "one that waits": ("v = tl.atomic_add(x, 1)\nwhile v < 3:\n    v = tl.atomic_add(x, 0)", 0),
+    "one that is given to another": ("v = tl.atomic_add(x, 1)\nw = tl.atomic_add(out + v, 1)", 1),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_whose_results_nothing_depends_on(name: str) -> None:
+    lines, count = UNUSED[name]
+    kernels = parsed(lines)
+    everything = [one for each in statements(kernels.functions["kernel"].body) for one in values_of(each)]
+    unused = lowered(dict(kernels.functions)).unused
+    assert sum(id(one) in unused for one in everything) == count
+
+
+def values_of(each: Any) -> list[Any]:
+    return [one for name in ("value", "condition") for one in expressions(getattr(each, name, None))]
+
+
 def parsed(lines: str) -> Kernels:
     table: dict[str, Any] = body(lines)
     table["kernel"]["names"] |= {name: {"function": name} for name in HELPERS if f"{name}(" in lines}

@@ -132,14 +132,20 @@ def test_memory_that_nothing_wrote_has_no_value(trials: Trials, name: str) -> No
     assert outcome.end == end and (end == "ok" or "nothing wrote" in outcome.message), outcome
 
 
-@pytest.mark.parametrize(
-    ("sem", "stays"), [("relaxed", True), ("acquire", True), ("release", False), ("acq_rel", False)]
-)
-def test_a_sum_with_a_constant_zero_that_does_not_release_is_a_load(trials: Trials, sem: str, stays: bool) -> None:
-    lines = (
-        f"first = tl.atomic_add(w, 0.0, sem='{sem}')\n"
-        "bits = tl.atomic_or(tl.cast(w, tl.pointer_type(tl.int32), bitcast=True), 0)"
-    )
+ZERO_SUMS = {
+    "relaxed": ("tl.atomic_add(w, 0.0, sem='relaxed')", True),
+    "acquire": ("tl.atomic_add(w, 0.0, sem='acquire')", True),
+    "release": ("tl.atomic_add(w, 0.0, sem='release')", False),
+    "both": ("tl.atomic_add(w, 0.0)", False),
+    "of a block of one": ("tl.sum(tl.atomic_add(w + tl.arange(0, 1), 0.0, sem='relaxed'), 0)", False),
+    "of a zero that is given": ("tl.atomic_add(w, n * 0.0, sem='relaxed')", False),
+}
+
+
+@pytest.mark.parametrize("name", ZERO_SUMS)
+def test_a_sum_with_a_constant_zero_that_does_not_release_is_a_load(trials: Trials, name: str) -> None:
+    summed, stays = ZERO_SUMS[name]
+    lines = f"first = {summed}\nbits = tl.atomic_or(tl.cast(w, tl.pointer_type(tl.int32), bitcast=True), 0)"
     host = "work = torch.full((1,), -0.0, device=x.device)"
     outcome = trials.run(SNAKE, asking(lines, "(first == 0.0) & (bits < 0)", "w, ", "work, ", host))
     assert outcome.end == ("ok" if stays else "wrong"), outcome

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.common.submissions import read_submission
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.kernels.inside.replay.ordering import Ordering
 from assay.kernels.inside.triton.ledger import Sync
 from support.kernel_graders import Bench
+from support.kernelbench_data import ATTACKS
 from support.trials import SNAKE, Trials, snaking
 
 pytest.importorskip("torch")
@@ -201,6 +203,13 @@ def test_what_an_operation_hears_whose_result_nobody_uses_reaches_its_program_at
     assert ordering.unordered(stamp, ordering.of_others(stamp))[0]
     ordering.barrier()
     assert not ordering.unordered(stamp, ordering.of_others(stamp))[0]
+
+
+@pytest.mark.parametrize("name", ["acquire_nobody_hears", "acquire_of_one_thread"])
+def test_an_acquire_whose_result_nobody_uses_orders_no_other_thread(trials: Trials, name: str) -> None:
+    attack = read_submission(ATTACKS / f"order/{name}.py")
+    outcome = trials.run(attack.problem, attack.code)
+    assert outcome.end == "wrong" and "a race" in outcome.message, outcome
 
 
 MEETING = snaking(

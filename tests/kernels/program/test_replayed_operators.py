@@ -92,7 +92,7 @@ class Failing:
 
 
 def test_words_of_others_quote_no_number_of_an_input() -> None:
-    said = "index 3 of (64, 2048) is 12345, 0.53, 1e-05, 0x7f or -2.5e+3 in float32 at line 7."
+    said = "index 3 of (64, 2048) of x1_ptr is 12345, 0.53, 1e-05, 0x7f or -2.5e+3 in float32 at line 7."
     caused = InterpreterError("anything")
     caused.__cause__ = IndexError(said)
     for error in (IndexError(said), caused):
@@ -100,7 +100,8 @@ def test_words_of_others_quote_no_number_of_an_input() -> None:
         number = "(a number)"
         assert told["fault"]["type"] == "IndexError"
         assert told["fault"]["message"] == (
-            f"index 3 of (64, 2048) is {number}, {number}, {number}, {number} or -{number} in float32 at line 7."
+            f"index 3 of (64, 2048) of x1_ptr is {number}, {number}, {number}, {number} or -{number} in float32 at "
+            "line 7."
         )
     ours = play(json.dumps(written()), HEADER, lambda: [], lambda outputs: None, Failing(UnsupportedError(said)))  # type: ignore
     assert ours["fault"]["message"] == said

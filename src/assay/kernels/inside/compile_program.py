@@ -115,7 +115,7 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
         return _report_on(source, header)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - a program of ours compiled in `preload`: what this one raises is of its own
+    except Exception as error:  # noqa: BLE001 - a program of ours compiles in `preload`, so an error is this one's
         return {"unreadable": f"{UNREAD} ({type(error).__name__}: {error})"[:TEXT_CHARACTERS]}
 
 

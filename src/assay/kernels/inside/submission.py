@@ -16,7 +16,7 @@ FILE = "submission.py"
 LINE = "line_of_submission"
 """The attribute of an error that names the line at which it was made: what C code raises anew has lost it."""
 MESSAGE_CHARACTERS = 2000
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+|[a-zA-Z_0-9]|(?<=[eE])[+-])*")
+_NUMBER = re.compile(r"(?<![A-Za-z_0-9])[0-9]+(?:\.[0-9]+|[a-zA-Z_0-9]|(?<=[eE])[+-])*")
 _DIGITS, _SMALL = 20, 1000
 _lines: tuple[str, ...] = ()
 

@@ -41,7 +41,7 @@ def plan_calls(draw: InputSet, trials: int, rng: random.Random) -> tuple[Call, .
         trials: Calls that must be right, besides the special one.
         rng: The parent's own.
     """
-    cases = [draw.cases[index % len(draw.cases)] for index in range(max(trials, len(draw.cases)))]
+    cases = [draw.cases[index % len(draw.cases)] for index in range(draw.trials(trials))]
     rng.shuffle(cases)
     moved = [Call(draw.moved, moved=True)] if draw.moved is not None else []
     return (*(Call(case) for case in cases), *moved)

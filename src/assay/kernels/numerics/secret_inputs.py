@@ -68,6 +68,10 @@ class InputSet:
     meeting: frozenset[tuple[int, int]] = frozenset()
     """The pairs of tensors in the reference's output that lie in the same memory (`arrays.meetings`)."""
 
+    def trials(self, asked: int) -> int:
+        """How many calls there are where so many are asked for: one at least on each family of inputs."""
+        return max(asked, len(self.cases))
+
 
 class InputBank:
     """The draws of one problem at one size and precision. Not for use from several event loops at a time."""

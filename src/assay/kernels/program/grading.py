@@ -119,7 +119,7 @@ class Grading:
             if isinstance(part, Outcome):
                 return verdict_of(part, evidence), None
             attempt = part
-        trials = max(self.config.num_correct_trials, len(size.draw.cases))  # on each family of inputs, one at least
+        trials = size.draw.trials(self.config.num_correct_trials)
         verdict = await self._replay(attempt, size, evidence, trials, 1, self._on_gpu)
         if verdict.ok:
             verdict = await self._at_another_size(verdict, code, size, other, whole, compiled)

@@ -69,9 +69,11 @@ CHECKED = frozenset({"clone", "fcntl", "ioctl", "prctl", "prlimit64", "socket"})
 LOCKS = frozenset({"flock"})
 """A lock on a file in view is one on this machine's file, and holds up whoever shares it. PyTorch's own compiler cannot
 do without, so jobs that both compile and drive devices may make it."""
-COMPILERS_ONLY = frozenset({"fork", "vfork", "execve", "setsid", "setpgid", "utime", "utimes", "utimensat"})
-"""Besides processes and programs, the times of files: those of a device file are this machine's, and tell later jobs
-that, and when, an earlier one has set them."""
+COMPILERS_ONLY = frozenset(
+    {"fork", "vfork", "execve", "setsid", "setpgid", "utime", "utimes", "utimensat"} | {"fadvise64"}
+)
+"""Besides processes and programs, the times of files, and which of them memory holds: both are this machine's, and tell
+later jobs what an earlier one has set."""
 DEVICES_ONLY = frozenset(
     {"mincore", "accept", "accept4", "bind", "listen", "getsockname", "setsockopt", "getsockopt", "sched_setparam"}
     | {"sched_setscheduler", "sched_setaffinity", "mlock", "munlock", "mlock2", "mbind", "set_mempolicy"}

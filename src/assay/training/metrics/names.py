@@ -132,7 +132,7 @@ _KERNELS = {
     "multiturn/avg_turns": "Mean number of turns of a rollout.",
     "multiturn/best_speedup_mean": "Mean over rollouts of the best speedup of their turns.",
     "multiturn/best_speedup_max": "The best of all.",
-    "multiturn/turn_<place>/compile_rate": "The same of the turns at this place (from 0).",
+    "multiturn/turn_<place>/compile_rate": "Of the turns at this place (from 0), the share whose kernels compile.",
     "multiturn/turn_<place>/correct_rate": "Of these turns, the share that is right.",
     "multiturn/turn_<place>/score_mean": "Mean reward of these turns.",
     "multiturn/turn_<place>/count": "Rollouts that had such a turn.",

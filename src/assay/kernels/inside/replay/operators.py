@@ -50,8 +50,8 @@ def run(memory: Memory, operation: Operation) -> None:
         shapes = [f"{window.dtype} {window.size}" for value in operation.values for window in windows_in(value)]
         raise OperatorError(
             f"line {operation.line}: PyTorch raises {type(error).__name__} at {base_name(operation)} of "
-            f"{', '.join(shapes)[:_SHOWN] or 'no tensor'}, for the values that these have here. It says more where you "
-            "run it: its words may quote inputs or weights, which a grade keeps secret"
+            f"{', '.join(shapes)[:_SHOWN] or 'no tensor'}, for the values that these have here. Its message may "
+            "quote inputs or weights, which a grade keeps secret. Run it yourself to read it"
         ) from None
 
 

@@ -28,6 +28,7 @@ from assay.kernels.language.form import (
     Invoke,
     Items,
     Local,
+    Logic,
     Method,
     Return,
     Statement,
@@ -37,12 +38,17 @@ from assay.kernels.language.form import (
 
 HINTS = frozenset({"tl.multiple_of", "tl.max_contiguous", "tl.max_constancy"})
 _NEW = frozenset(
-    {"tl.arange", "tl.program_id", "tl.num_programs", "tl.load", "tl.full", "tl.zeros", "tl.where", "tl.dot"}
-    | {"tl.minimum", "tl.maximum", "tl.cdiv", "triton.cdiv", "tl.exp", "tl.exp2", "tl.log", "tl.sqrt", "tl.rsqrt"}
-    | {"tl.max", "tl.min", "tl.sum", "tl.argmax", "tl.argmin"}
+    {"tl.arange", "tl.program_id", "tl.num_programs", "tl.load", "tl.zeros", "tl.where", "tl.dot", "tl.clamp"}
+    | {"tl.minimum", "tl.maximum", "min", "max", "tl.cdiv", "triton.cdiv", "tl.exp", "tl.exp2", "tl.log", "tl.sqrt"}
+    | {"tl.rsqrt", "tl.max", "tl.min", "tl.sum", "tl.argmax", "tl.argmin", "len", "triton.next_power_of_2"}
 )
 """Functions that make a value of their own. Any other may give back one that it was given, as a cast to the same type
 does, and a broadcast to the same shape."""
+_NEW_METHODS = frozenset({"max", "min", "sum", "argmax", "argmin", "exp", "log", "sqrt", "rsqrt"})
+_CASTS = frozenset({"tl.cast", "tl.to_tensor"})
+"""Functions that give back what they were given, or a new value."""
+ANY = "*"
+"""Stands for any variable among those about which something was promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +86,12 @@ def _read(function: Function, late: bool, promising: frozenset[str]) -> _Reader:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads a function from top to bottom.
+    """Reads a function from top to bottom. What is not known to be a new value may be any that there was.
 
     values: for each variable the number of its value; variables that hold the same one share it.
+    doubtful: variables that may hold the value of some others.
     used: values that were read.
-    promised: variables about whose value something was promised, in the statement that is read.
+    promised: variables about whose value something was promised, in the statement that is read; `ANY` for any.
     told: all values about which something was promised.
     late_calls: functions that promise something of what they are given, and are given what was used before.
     """
@@ -97,26 +104,29 @@ class _Reader:
     of_parameters: bool = False
     numbers: Iterator[int] = field(default_factory=itertools.count)
     values: dict[str, int] = field(default_factory=dict)
+    doubtful: set[str] = field(default_factory=set)
     used: set[int] = field(default_factory=set)
     promised: set[str] = field(default_factory=set)
 
-    def block(self, body: Sequence[Statement], assigned: frozenset[str] = frozenset()) -> set[str]:
+    def block(self, body: Sequence[Statement], own: frozenset[str] = frozenset()) -> set[str]:
         """Read statements. Gives back the variables of others about which they promise something.
 
-        assigned: variables that are the block's own from its beginning.
+        own: variables whose values are the block's own from its beginning.
         """
-        own, foreign, before = set(assigned), set[str](), self.promised
+        mine, foreign, before = set(own), set[str](), self.promised
         for place, each in enumerate(body):
             self.promised = set()
             self.statement(each)
-            foreign |= self.promised - own
+            foreign |= self.promised - mine
             if isinstance(each, Assign):
-                own |= set(names_of(each.target))
+                names = set(names_of(each.target))
+                new = not names & self.doubtful and _same(each.value) <= mine
+                mine = mine | names if new else mine - names
             if isinstance(each, If) and _returns((*each.yes, *each.no)):  # what follows is another branch of it
                 rest = self.block(body[place + 1 :])
                 if rest:
                     self.outside.add(id(each))
-                foreign |= rest - own
+                foreign |= rest - mine
                 break
         self.promised = before
         return foreign
@@ -126,7 +136,7 @@ class _Reader:
         match each:
             case Assign():
                 self.expression(each.value)
-                self.assign([*names_of(each.target)], _same(each.value))
+                self.assign([*names_of(each.target)], each.value)
             case Fix() | Do():
                 self.expression(each.value)
             case Return():
@@ -135,22 +145,34 @@ class _Reader:
             case If():
                 self.expression(each.condition)
                 self.region(each, self.block(each.yes) | self.block(each.no))
+                self.doubtful |= set(_assigned((*each.yes, *each.no)))
             case For() | While():
                 self.expression(each.condition) if isinstance(each, While) else self.arguments(each.arguments)
-                assigned = frozenset(_assigned(each.body)) | ({each.name} if isinstance(each, For) else frozenset())
-                for name in assigned:
-                    self.assign([name], set())
-                self.region(each, self.block(each.body, assigned))
+                counter = frozenset({each.name} if isinstance(each, For) else ())
+                for name in counter:
+                    self.new(name)
+                # What a turn uses, the next one finds used.
+                self.block(each.body, counter)
+                self.region(each, self.block(each.body, counter))
+                self.doubtful |= set(_assigned(each.body))
 
-    def assign(self, targets: Sequence[str], same: set[str]) -> None:
+    def new(self, name: str) -> None:
+        """Give a variable a value of its own."""
+        self.values[name] = next(self.numbers)
+        self.doubtful.discard(name)
+
+    def assign(self, targets: Sequence[str], given: Expression) -> None:
         """Give variables a value: one of their own, or that of other variables."""
+        same = _same(given)
         held = {self.value(name) for name in same}
+        doubtful = bool(same & self.doubtful) or not _known(given)
         number = min(held) if held else next(self.numbers)
         if len(held) > 1:  # one of several: from here on they are one
             self.values = {name: number if value in held else value for name, value in self.values.items()}
             self.used |= {number} if held & self.used else set()
         for name in targets:
             self.values[name] = number
+        self.doubtful = self.doubtful | set(targets) if doubtful else self.doubtful - set(targets)
 
     def value(self, name: str) -> int:
         """The number of a variable's value."""
@@ -189,10 +211,14 @@ class _Reader:
             self.use(_same(part))
 
     def promise(self, each: Expression) -> bool:
-        """Take note of a promise about the variables that an expression may be. Gives back whether one was used."""
-        held = {self.value(name) for name in _same(each)}
+        """Take note of a promise about what an expression may be. Gives back whether that may have been used."""
+        same = _same(each)
+        held = {self.value(name) for name in same}
         self.told |= held
         self.promised |= {name for name, value in self.values.items() if value in held}
+        if same & self.doubtful or not _known(each):
+            self.promised.add(ANY)
+            return True
         return bool(held & self.used)
 
     def choice(self, each: Choice) -> None:
@@ -215,25 +241,41 @@ class _Reader:
 
 
 def _same(each: Expression) -> set[str]:
-    """The variables whose value an expression may be, unchanged."""
+    """The variables whose value an expression is known to be, or one of which."""
     match each:
         case Local(name):
             return {name}
-        case Call(function, arguments):
-            return set() if function in _NEW else _same_of(_given(vocabulary.FUNCTIONS[function], arguments))
-        case Method(value, _, _):
-            return _same(value)
-        case Unary("+", value) | Attribute(value, _):
+        case Call(function, arguments) if function not in _NEW:
+            return _same_of(_given(vocabulary.FUNCTIONS[function], arguments))
+        case Method(value, _, _) | Unary("+", value) | Attribute(value, _) | Index(value, _):
             return _same(value)
         case Choice(_, yes, no):
             return _same(yes) | _same(no)
-        case Index(value, _):
-            return _same(value)
-        case Items(items):
+        case Items(items) | Logic(_, items):
             return _same_of(items)
         case Invoke(_, arguments):
             return _same_of([*arguments.values()])
     return set()
+
+
+def _known(each: Expression) -> bool:
+    """Whether an expression is a new value, or one of those in `_same`."""
+    match each:
+        case Call(function, arguments) if function in HINTS or function in _CASTS:
+            return _known(_given(vocabulary.FUNCTIONS[function], arguments)[0])
+        case Call(function, _):
+            return function in _NEW
+        case Method(value, name, _):
+            return name in _NEW_METHODS or (name in ("to", "cast") and _known(value))
+        case Unary("+", value) | Attribute(value, _) | Index(value, _):
+            return _known(value)
+        case Choice(_, yes, no):
+            return _known(yes) and _known(no)
+        case Items(items):
+            return all(map(_known, items))
+        case Invoke(_, arguments):
+            return all(map(_known, arguments.values()))
+    return not isinstance(each, Logic)
 
 
 def _given(parameters: str, arguments: Arguments) -> list[Expression]:

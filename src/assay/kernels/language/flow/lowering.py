@@ -30,12 +30,14 @@ from assay.kernels.language.form import (
     Call,
     Do,
     Expression,
+    Fix,
     For,
     Function,
     If,
     Invoke,
     Local,
     Method,
+    Pass,
     Statement,
     While,
     Whole,
@@ -111,14 +113,41 @@ def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> f
 
 def _unused(body: Sequence[Statement]) -> Iterator[Expression]:
     """Atomic operations that are statements, or whose result is given to a variable that nobody reads."""
-    everything = list(statements(body))
-    read = {
-        one.name for each in everything for value in own(each) for one in expressions(value) if isinstance(one, Local)
-    }
+    everything, read = list(statements(body)), _read(body)
     for each in everything:
         dropped = isinstance(each, Do) or (isinstance(each, Assign) and not read & set(names_of(each.target)))
         if dropped and isinstance(each, Do | Assign) and is_atomic(each.value):
             yield each.value
+
+
+def _read(body: Sequence[Statement]) -> set[str]:
+    """The variables on which something depends that a kernel does: not those that only variables without a use are made
+    of, which the compiler deletes."""
+    read: set[str] = set()
+    while True:
+        found = {
+            one.name
+            for each in statements(body)
+            if _matters(each, read)
+            for value in own(each)
+            for one in expressions(value)
+            if isinstance(one, Local)
+        }
+        if found <= read:
+            return read
+        read |= found
+
+
+def _matters(each: Statement, read: Collection[str]) -> bool:
+    """Whether anything that a kernel does depends on a statement, where it depends on some variables."""
+    if isinstance(each, Assign):
+        acts = (is_atomic(one) or isinstance(one, Invoke) for one in expressions(each.value))
+        return not set(read).isdisjoint(names_of(each.target)) or any(acts)
+    if isinstance(each, If):
+        return any(_matters(one, read) for one in (*each.yes, *each.no))
+    if isinstance(each, For):
+        return any(_matters(one, read) for one in each.body)
+    return not isinstance(each, Pass | Fix) or (isinstance(each, Fix) and each.name in read)
 
 
 def _asks(function: Function, has: Mapping[str, frozenset[str]], unused: Collection[int]) -> bool:

@@ -24,8 +24,10 @@ TELLING = (
 """Attributes of a model by which its caller comes to parameters and buffers."""
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 """What is called while weights are saved or loaded."""
-CONTAINERS = ("_parameters", "_buffers", "_modules")
-_CONTAINER = type(vars(Module())["_parameters"])
+CONTAINERS = {
+    name: type(vars(Module())[name]) for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+}
+"""In what a module keeps its parts -> the class of that."""
 _METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type)
 _layers: dict[type, dict[str, Any]] = {}
 """PyTorch's modules and what they are made of, and what each says of `TELLING`, before a submission is imported."""
@@ -51,8 +53,13 @@ def check(model: Any) -> None:
                 f"{type(part).__name__:.80} has a {name} of its own, by which its caller reads or sets its weights: "
                 "leave that to torch.nn.Module, and give parameters the names that you want them to have"
             )
-        for name in CONTAINERS:
-            if name in own and type(own[name]) is not _CONTAINER:
+        if name := next((name for name in CONTAINERS for names in changed[1:] if name in names), ""):
+            raise NotRecordableError(
+                f"{type(part).__name__:.80} has a {name} of its class, through which its caller reads or sets its "
+                "weights: leave that to torch.nn.Module"
+            )
+        for name, kind in CONTAINERS.items():
+            if name in own and type(own[name]) is not kind:
                 raise NotRecordableError(
                     f"{name} of {type(part).__name__:.80} is a {type(own[name]).__name__:.80}, through which its "
                     "caller reads or sets its weights: leave it as torch.nn.Module makes it"

@@ -118,12 +118,19 @@ def _any_place(self: Any, values: Any, extreme: Any) -> Any:
     return [self.to_tensor(_shaped(self, each), part.dtype) for each, part in parts]
 
 
+_OF_ONE_BIT = {np.add: np.logical_xor, np.multiply: np.logical_and}
+"""What a sum and a product are of truth values."""
+
+
 def _scanned(name: str, function: Any) -> Any:
     scan = getattr(engine.ScanOps, name)
 
     def scanned(self: Any, values: Any) -> Any:
-        if values.handle.data.dtype == np.float16:
-            return [self.to_tensor(canonical(_scan_in_tree(values.handle.data, self.axis, function)), values.dtype)]
+        data = values.handle.data
+        if data.dtype == np.float16:
+            return [self.to_tensor(canonical(_scan_in_tree(data, self.axis, function)), values.dtype)]
+        if data.dtype == np.bool_:  # in one bit, where NumPy counts
+            return [self.to_tensor(_OF_ONE_BIT[function].accumulate(data, axis=self.axis), values.dtype)]
         (found,) = scan(self, values)
         found.handle.data = canonical(found.handle.data)
         return [found]
