@@ -155,9 +155,8 @@ def program_report(result: JobResult, limits: Limits, arch: str = "sm_90") -> Co
     cpu_s = result.cpu_s
     if result.end == "crash" and not result.signal:
         # A worker compiles a program of ours before it takes any: what ends its child comes of this one.
-        return CompileReport(
-            "unsupported", shortened(f"{NO_REPORT} ({result.message})\n{own_words(result)}"), (), cpu_s
-        )
+        said = shortened(f"{NO_REPORT} ({result.message})\n{own_words(result)}")
+        return CompileReport("unsupported", said, (), cpu_s)
     if (early := ended_early(result, limits)) is not None:
         return early
     report = result.report if isinstance(result.report, dict) else {}

@@ -93,17 +93,8 @@ def _warm_up_program() -> Json:
     launch = {"launch": 0, "line": 1, "variants": [{"grid": [1], "args": arguments, "options": {}, "before": []}]}
     return {
         **{"version": 1, "storages": [16, 16], "constants": [], "inputs": [given], "init_inputs": [], "params": []},
-        **{
-            "buffers": [],
-            "outputs": [made],
-            "module": [],
-            "init": [],
-            "forward": [launch],
-            "differs": "",
-            "kept": [],
-            "once": [],
-            "kernels": [kernel],
-        },
+        **{"buffers": [], "outputs": [made], "module": [], "init": [], "forward": [launch], "differs": ""},
+        **{"kept": [], "once": [], "kernels": [kernel]},
     }
 
 

@@ -20,6 +20,7 @@ from assay.kernels.program.operations import CONSTANT_FILLS, base_name, role_of
 
 _QUOTIENTS = frozenset({"div", "floor_divide", "remainder", "fmod"})
 """Those that whole numbers are divided by."""
+_OF_PYTORCH = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 _SHOWN = 200
 """Characters of shapes in a message."""
 
@@ -44,9 +45,7 @@ def run(memory: Memory, operation: Operation) -> None:
     """
     try:
         _run(memory, operation)
-    except (ForgedError, OutOfBoundsError, WrongValueError, UnsupportedError, MemoryError):
-        raise
-    except Exception as error:  # noqa: BLE001 - PyTorch raises many kinds
+    except _OF_PYTORCH as error:
         shapes = [f"{window.dtype} {window.size}" for value in operation.values for window in windows_in(value)]
         raise OperatorError(
             f"line {operation.line}: PyTorch raises {type(error).__name__} at {base_name(operation)} of "
