@@ -50,6 +50,13 @@ def test_what_a_helper_promises_is_promised_where_it_is_called(name: str) -> Non
     assert len(hints["kernel"].outside) == outside and len(hints["promises"].late) == late
 
 
+def test_loops_in_loops_are_read_once() -> None:
+    depth = 10
+    lines = "".join(f"{'    ' * level}for k{level} in tl.static_range(2):\n" for level in range(depth))
+    hints = hints_of(dict(parsed(f"{lines}{'    ' * depth}tl.multiple_of(x + n, 8)").functions))  # in time for a test
+    assert hints["kernel"].late == frozenset()
+
+
 UNUSED = {
     "a statement": ("adds(x)\ntl.atomic_add(x, 1)", 1),
     "a variable that nobody reads": ("v = tl.atomic_add(x, 1)", 1),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from assay.kernels.language import vocabulary
-from assay.kernels.language.flow.walking import names_of
+from assay.kernels.language.flow.walking import expressions, names_of, own, statements
 from assay.kernels.language.form import (
     Arguments,
     Assign,
@@ -108,12 +108,12 @@ class _Reader:
     used: set[int] = field(default_factory=set)
     promised: set[str] = field(default_factory=set)
 
-    def block(self, body: Sequence[Statement], own: frozenset[str] = frozenset()) -> set[str]:
+    def block(self, body: Sequence[Statement], given: frozenset[str] = frozenset()) -> set[str]:
         """Read statements. Gives back the variables of others about which they promise something.
 
-        own: variables whose values are the block's own from its beginning.
+        given: variables whose values are the block's own from its beginning.
         """
-        mine, foreign, before = set(own), set[str](), self.promised
+        mine, foreign, before = set(given), set[str](), self.promised
         for place, each in enumerate(body):
             self.promised = set()
             self.statement(each)
@@ -151,8 +151,8 @@ class _Reader:
                 counter = frozenset({each.name} if isinstance(each, For) else ())
                 for name in counter:
                     self.new(name)
-                # What a turn uses, the next one finds used.
-                self.block(each.body, counter)
+                if isinstance(each, For) and each.function == "tl.static_range":
+                    self.use(_read_in(each.body))  # what a turn uses, the next one finds used
                 self.region(each, self.block(each.body, counter))
                 self.doubtful |= set(_assigned(each.body))
 
@@ -296,6 +296,18 @@ def _parts(each: Expression) -> Iterator[Expression]:
         found = getattr(each, one.name)
         several = found.values() if isinstance(found, Arguments) else found if isinstance(found, tuple) else (found,)
         yield from (part for part in several if isinstance(part, Expression))
+
+
+def _read_in(body: Sequence[Statement]) -> set[str]:
+    """The variables that statements read, but for those of which they promise something."""
+    every = [one for each in statements(body) for value in own(each) for one in expressions(value)]
+    promised = {
+        id(value)
+        for one in every
+        if isinstance(one, Call) and one.function in HINTS
+        for value in _given(vocabulary.FUNCTIONS[one.function], one.arguments)
+    }
+    return {one.name for one in every if isinstance(one, Local) and id(one) not in promised}
 
 
 def _returns(body: Sequence[Statement]) -> bool:
