@@ -24,6 +24,11 @@ HELPERS = {
     "copies": {"source": "def copies(p, q):\n    tl.store(q, tl.load(p))\n", "names": TL},
     "scatters": {"source": "def scatters(p, q):\n    tl.store(q, 1.0, mask=tl.load(p) > 1)\n", "names": TL},
     "promises": {"source": "def promises(p):\n    return tl.max_contiguous(p, 64)\n", "names": TL},
+    "chooses": {
+        "source": "def chooses(p):\n    to = p\n    if tl.program_id(0) > 0:\n        to = p + 1\n"
+        "    return tl.max_contiguous(to, 64)\n",
+        "names": TL,
+    },
     "passes": {
         "source": "def passes(p):\n    return promises(p)\n",
         "names": TL | {"promises": {"function": "promises"}},
@@ -39,6 +44,7 @@ PROMISED = {
     "in a choice": ("v = promises(x) if n > 1 else x", 1, 0),
     "of what was used": ("v = tl.load(x)\npromises(x)", 0, 1),
     "by way of another helper": ("if n > 1:\n    passes(x)", 1, 0),
+    "of what it may be": ("if n > 1:\n    chooses(x)\n    promises(x + n)", 1, 0),
     "of what was made there": ("if n > 1:\n    promises(x + n)", 0, 0),
 }
 

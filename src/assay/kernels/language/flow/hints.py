@@ -80,7 +80,7 @@ def _read(function: Function, late: bool, promising: frozenset[str]) -> _Reader:
     parameters = {each.name for each in function.parameters}
     numbers = {reader.value(name) for name in parameters}
     reader.used |= numbers if late else set()
-    reader.of_parameters = bool(reader.block(function.body) & parameters) or bool(reader.told & numbers)
+    reader.of_parameters = bool(reader.block(function.body) & {*parameters, ANY}) or bool(reader.told & numbers)
     return reader
 
 
@@ -122,7 +122,8 @@ class _Reader:
                 names = set(names_of(each.target))
                 new = not names & self.doubtful and _same(each.value) <= mine
                 mine = mine | names if new else mine - names
-            if isinstance(each, If) and _returns((*each.yes, *each.no)):  # what follows is another branch of it
+            returns = isinstance(each, If) and any(isinstance(one, Return) for one in statements([each]))
+            if returns:  # what follows is another branch of it
                 rest = self.block(body[place + 1 :])
                 if rest:
                     self.outside.add(id(each))
@@ -308,11 +309,6 @@ def _read_in(body: Sequence[Statement]) -> set[str]:
         for value in _given(vocabulary.FUNCTIONS[one.function], one.arguments)
     }
     return {one.name for one in every if isinstance(one, Local) and id(one) not in promised}
-
-
-def _returns(body: Sequence[Statement]) -> bool:
-    """Whether statements may end the function."""
-    return any(isinstance(each, Return) or (isinstance(each, If) and _returns((*each.yes, *each.no))) for each in body)
 
 
 def _assigned(body: Sequence[Statement]) -> Iterator[str]:

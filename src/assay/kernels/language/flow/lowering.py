@@ -113,36 +113,34 @@ def _features(body: Sequence[Statement], has: Mapping[str, frozenset[str]]) -> f
 
 def _unused(body: Sequence[Statement]) -> Iterator[Expression]:
     """Atomic operations that are statements, or whose result is given to a variable that nobody reads."""
-    everything, read = list(statements(body)), _read(body)
+    everything = list(statements(body))
+    if not any(is_atomic(one) for each in everything for value in own(each) for one in expressions(value)):
+        return
+    read = _read(everything)
     for each in everything:
         dropped = isinstance(each, Do) or (isinstance(each, Assign) and not read & set(names_of(each.target)))
         if dropped and isinstance(each, Do | Assign) and is_atomic(each.value):
             yield each.value
 
 
-def _read(body: Sequence[Statement]) -> set[str]:
+def _read(everything: Sequence[Statement]) -> set[str]:
     """The variables on which something depends that a kernel does: not those that only variables without a use are made
-    of, which the compiler deletes."""
-    read: set[str] = set()
-    while True:
-        found = {
-            one.name
-            for each in statements(body)
-            if _matters(each, read)
-            for value in own(each)
-            for one in expressions(value)
-            if isinstance(one, Local)
-        }
-        if found <= read:
-            return read
-        read |= found
+    of, which the compiler deletes. `everything`: all statements of the kernel, in order."""
+    read, before = set[str](), -1
+    while len(read) > before:
+        before = len(read)
+        for each in reversed(everything):  # what is made of a variable comes after it, but in loops
+            if _matters(each, read):
+                parts = (one for value in own(each) for one in expressions(value))
+                read |= {one.name for one in parts if isinstance(one, Local)}
+    return read
 
 
-def _matters(each: Statement, read: Collection[str]) -> bool:
+def _matters(each: Statement, read: set[str]) -> bool:
     """Whether anything that a kernel does depends on a statement, where it depends on some variables."""
     if isinstance(each, Assign):
         acts = (is_atomic(one) or isinstance(one, Invoke) for one in expressions(each.value))
-        return not set(read).isdisjoint(names_of(each.target)) or any(acts)
+        return not read.isdisjoint(names_of(each.target)) or any(acts)
     if isinstance(each, If):
         return any(_matters(one, read) for one in (*each.yes, *each.no))
     if isinstance(each, For):
