@@ -74,7 +74,7 @@ def read(data: bytes, limits: Limits | None = None) -> Program | Refusal:
     if len(data) > limits.json_bytes:
         return Refusal(f"the program has {len(data)} bytes; at most {limits.json_bytes} are read")
     try:
-        return _Reader(limits).program(json.loads(data.decode("utf-8"), parse_constant=_no_constant))
+        return _Reader(limits).program(_DECODER.decode(data.decode("utf-8")))
     except _Refused as error:
         return Refusal(str(error))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number of thousands of digits, deep nesting
@@ -83,6 +83,9 @@ def read(data: bytes, limits: Limits | None = None) -> Program | Refusal:
 
 def _no_constant(text: str) -> NoReturn:
     raise _Refused(f"{text} is not a number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _refuse(what: str, found: object) -> NoReturn:
@@ -170,7 +173,7 @@ class _Reader:
         most = most or self.limits.string_characters
         if type(found) is not str or len(found) > most:
             _refuse(f"{what} is a text of at most {most} characters", found)
-        if any("\ud800" <= character <= "\udfff" for character in found):
+        if not found.isascii() and any("\ud800" <= character <= "\udfff" for character in found):
             raise _Refused(f"{what} is not valid Unicode")
         return found
 

@@ -41,6 +41,8 @@ _OF_PYTHON = frozenset(
     {"__doc__", "__annotations__", "__warningregistry__", "__abstractmethods__", "_abc_impl", "__slotnames__"}
 )
 """What Python itself keeps in the dict of a class or a module."""
+_AT_ONCE = 2048
+"""Words that are compared at once."""
 _CHANGES = 1 << 9
 """The flag of a class whose attributes can be set."""
 _MISSING = object()
@@ -59,6 +61,12 @@ def _words(addresses: Any) -> Any:
 def _indices(addresses: Any) -> Any:
     """Of words in `_memory`."""
     return np.asarray(addresses, np.int64) // _WORD - 1
+
+
+def _are_others(places: Any, were: Any) -> bool:
+    """Whether words are not what they were. Some at a time: all of them would take hundreds of fresh pages."""
+    parts = (slice(start, start + _AT_ONCE) for start in range(0, len(places), _AT_ONCE))
+    return any((_memory[places[part]] != were[part]).any() for part in parts)
 
 
 def version(found: dict[Any, Any]) -> int:
@@ -212,15 +220,16 @@ class HostState:
             NotRecordableError: something is not what it was.
         """
         if TELLS_CHANGES and not deep:
-            if (_memory[self._near] != self._were_near).any():
+            if _are_others(self._near, self._were_near):
                 self._compare()
             return
         plain, items = self._were
         # Where a list has moved, its elements are no longer where they were.
-        if not TELLS_CHANGES or (_memory[self._plain] != plain).any() or (_memory[self._items] != items).any():
+        if not TELLS_CHANGES or _are_others(self._plain, plain) or _are_others(self._items, items):
             self._compare()
         if deep:
-            for place in np.flatnonzero(_memory[self._codes] != self._were_codes)[:1]:
+            if _are_others(self._codes, self._were_codes):
+                place = np.flatnonzero(_memory[self._codes] != self._were_codes)[0]
                 raise _changed(f"the code of {self._functions[place // 3][0]}")
             for name, module in self._modules.items():
                 if sys.modules.get(name) is not module:

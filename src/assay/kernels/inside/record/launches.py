@@ -350,6 +350,8 @@ def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Js
         NotRecordableError: an option, or a value of one, that a program cannot carry.
     """
     plain = default_options()
+    if all(kwargs[name] is plain[name] for name in plain.keys() & kwargs.keys()):
+        return {}
     for name, value in kwargs.items():
         if name in plain and name not in function.arg_names and type(value) not in (bool, int, float, str, type(None)):
             said = option_fault(name, value) or f"{name} of a launch is a plain number"

@@ -32,6 +32,8 @@ _OF_PARAMETERS = ("num", "_param", "do_not_specialize", "do_not_specialize_on_al
 _OF_CONFIGS = frozenset(vars(Config({})))
 _KEYS = frozenset({bool, int, float, str, type(None), torch.dtype})
 """What a kernel may be tuned for, besides tensors: objects that are equal by what they are."""
+_EXACT = frozenset({bool, int, str, bytes, type(None)})
+"""Classes of which equal objects are the same to Triton."""
 _born: dict[int, tuple[Any, dict[str, Any]]] = {}
 """Objects and their attributes as they were when they were made, by id: held, so that an id stays one object's."""
 _checked: dict[int, int] = {}
@@ -119,8 +121,11 @@ def _attribute(name: str, value: Any) -> Any:
 
 def frozen(value: Any) -> Any:
     """What is compared of a value: the parts of what host code can change in place, and which object others are."""
-    if isinstance(value, bool | int | float | str | bytes | type(None)):
-        return type(value), repr(value)
+    kind = type(value)
+    if kind in _EXACT:
+        return kind, value
+    if isinstance(value, bool | int | float | str | bytes):
+        return kind, repr(value)
     if isinstance(value, list | tuple):
         return type(value), tuple(map(frozen, value))
     if isinstance(value, dict):

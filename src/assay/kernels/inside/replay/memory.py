@@ -45,7 +45,7 @@ class Memory:
         shown = {window.storage for window in seen} | {storage for storage, _ in program.constants}
         # What only later calls of the recording used is not part of the program.
         sizes = [size if place in shown else 0 for place, size in enumerate(program.storages)]
-        self.raw = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in sizes]
+        self.raw = [torch.empty(size, dtype=torch.uint8, device=device).fill_(0xFF) for size in sizes]
         self.made = [
             torch.zeros(-(-size // grain) if marked else 0, dtype=torch.bool)
             for size, grain in zip(sizes, self.granularity, strict=True)
