@@ -314,6 +314,10 @@ EXACT: Exact = {
         [0.0, 3.0, -3.0, 8388609.0],
     ),
     "saturated NaN": (case("libdevice.saturatef(a)", "float32", single(NAN, 2.0, -1.0)), [0.0, 1.0, 0.0]),
+    "a saturated zero": (
+        case("libdevice.saturatef(a).to(tl.int32, bitcast=True)", "int32", single(-0.0, -1e-40, 0.0)),
+        [0, 0, 0],
+    ),
     "whole numbers of 64 bits": (
         case("libdevice.llrint(a)", "int64", single(NAN, 1e30, 2.5)),
         [-(2**63), 2**63 - 1, 2],
@@ -617,6 +621,12 @@ ANYTHING = {
     ),
     "an extreme's place": case("tl.argmax(a * 0, 0, tie_break_left=False)", "int32", single(*range(64))),
     "NaN in a clamp": case("tl.clamp(a, -1.0, 1.0)", "float32", single(NAN)),
+    "NaN as a bound": case("tl.clamp(a, -b, b)", "float32", single(2.0), single(NAN)),
+    "a clamp to zeros": case("tl.clamp(a, 0.0 - b, b)", "float32", single(-2.0), single(0.0)),
+    "a clamp to zeros that keeps NaN": case(
+        "tl.clamp(a, 0.0 - b, b, propagate_nan=tl.PropagateNan.ALL)", "float32", single(-2.0), single(0.0)
+    ),
+    "halves clamped to zeros": case("tl.clamp(a, 0.0 - b, b)", "float16", ("float16", [-2.0]), ("float16", [0.0])),
     "bits of NaN": case("(a / a).to(tl.int32, bitcast=True)", "int32", single(0.0)),
     "bits of NaN of halves": case("(a - a).to(tl.int16, bitcast=True)", "int16", ("float16", [INF])),
     "a number beyond a type": case("a.to(tl.int16)", "int16", single(70000.0)),

@@ -581,6 +581,12 @@ def test_a_function_that_is_not_there_is_unsupported(bench: Bench) -> None:
 def test_what_the_interpreter_lacks_is_unsupported(bench: Bench) -> None:
     ran = bench.run(pointwise("tl.atomic_xchg(out + i, 2.0, mask=m)"), X, outputs=OUT)
     assert ran.fault["kind"] == "unsupported" and "atomic" in ran.fault["message"]
+    body = (
+        "d = tl.make_tensor_descriptor(out, shape=[100], strides=[1], block_shape=[64])\n"
+        "d.store([0], tl.zeros((64,), tl.float32))\nd.atomic_add([0], tl.full((64,), 1.0, tl.float32))"
+    )
+    ran = bench.run(pointwise(body), X, outputs=OUT)
+    assert ran.fault["kind"] == "unsupported" and "create_descriptor_reduce" in ran.fault["message"]
     body = 'v = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], dtype=tl.int32, is_pure=True, pack=1)'
     ran = bench.run(pointwise(body), X, outputs=OUT)
     assert ran.fault["kind"] == "language" and "inline_asm_elementwise" in ran.fault["message"]

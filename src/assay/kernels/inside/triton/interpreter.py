@@ -170,8 +170,8 @@ def _missing_feature(cause: BaseException | None) -> str:
         return f"the interpreter does not have it: {text}"
     if isinstance(cause, ValueError) and text == "Unsupported data type":
         return "the interpreter does not have this atomic operation for this type"
-    if isinstance(cause, AttributeError) and "InterpreterBuilder" in text:
-        return f"the interpreter cannot compute this ({text}); inline assembler, say, needs a GPU"
+    if isinstance(cause, AttributeError) and isinstance(cause.obj, engine.InterpreterBuilder):
+        return f"the interpreter cannot compute this (it has no {cause.name}): it needs a GPU"
     return ""
 
 

@@ -127,7 +127,8 @@ LIBRARY: dict[str, Function] = {
     "__nv_isfinited": np.isfinite,
     "__nv_signbitf": np.signbit,
     "__nv_signbitd": np.signbit,
-    "__nv_saturatef": lambda x: np.clip(np.where(np.isnan(x), x.dtype.type(0), x), 0, 1),
+    # +0.0 for each zero.
+    "__nv_saturatef": lambda x: np.clip(np.where(np.isnan(x), x.dtype.type(0), x), 0, 1) + x.dtype.type(0),
     "__nv_llrintf": np.rint,
     "__nv_llrint": np.rint,
     "__nv_llroundf": _half_away,

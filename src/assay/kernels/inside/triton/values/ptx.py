@@ -132,11 +132,15 @@ def _clamp(self: Any, arg: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
     if np.any(low.data > high.data):
         refuse(WrongValueError("tl.clamp with a lower bound above the upper one, which has no value"))
     if propagate_nan == engine._ir.PROPAGATE_NAN.ALL:
-        return self.create_minimumf(self.create_maximumf(arg, low), high)
-    found = self.create_minnumf(self.create_maxnumf(arg, low), high)
-    nan = np.broadcast_to(np.isnan(arg.data), found.data.shape)
-    # Either bound: which one depends on how the compiler writes it.
-    found.data = unspecified(found.data, nan)
+        found, doubtful = self.create_minimumf(self.create_maximumf(arg, low), high), False
+    else:
+        found = self.create_minnumf(self.create_maxnumf(arg, low), high)
+        doubtful = np.isnan(arg.data) | np.isnan(low.data) | np.isnan(high.data)
+    # Where the compiler sees that one bound is the other one's negative, it writes min.xorsign.abs: the smaller absolute
+    # value of argument and upper bound, with the product of their signs. NaN, and the sign of zero, are others there.
+    signs = np.signbit(arg.data) ^ np.signbit(high.data)
+    zeros = (low.data == 0) & (high.data == 0) & (np.signbit(found.data) != signs)
+    found.data = unspecified(found.data, doubtful | zeros)
     return found
 
 
