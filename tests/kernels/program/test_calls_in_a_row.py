@@ -77,6 +77,18 @@ LEFT = {
     "cleared by PyTorch": ("s = tl.load(p)\n    tl.store(p, s + 1)", "s", "self.s.zero_()", 0),
     "counted by PyTorch": ("s = tl.load(p)", "0 * s", "self.s.add_(1.0)", 9),
     "counted for itself": ("s = 0.0", "s", "self.s.add_(1.0)", 0),
+    "counted for what is left in an input": (
+        "s = 0.0",
+        "s",
+        "self.s.add_(1.0)\n        x.add_(self.s[:8], alpha=0.0)",
+        9,
+    ),
+    "counted for a branch not taken": (
+        "s = x\n    if n > 9:\n        s = tl.load(p)",
+        "0 * s",
+        "self.s.add_(1.0)",
+        9,
+    ),
     "counted by way of another": ("s = 0.0", "s", "self.s.add_(1.0)\n        y.add_(self.s[:8], alpha=0.0)", 9),
 }
 

@@ -154,13 +154,13 @@ def test_where_results_go_is_no_operand() -> None:
         assert not memory.is_known(program.outputs[0]).any(), name
 
 
-def test_the_source_of_a_copy_has_its_name_wherever_it_stands() -> None:
-    copied = operation("copy_.default", window(1), outs=(window(1),), src={"window": window(0)})
+@pytest.mark.parametrize("named", [{}, {"self": {"window": window(1)}}])
+def test_what_pytorch_takes_by_its_place_is_not_given_by_name(named: dict[str, Any]) -> None:
+    places = () if named else (window(1),)
+    copied = operation("copy_.default", *places, outs=(window(1),), src={"window": window(0)}, **named)
     program = made(forward=[copied, launch()])
-    memory = Memory(program)
-    memory.made[0].fill_(True)
-    operators.run(memory, program.forward[0])  # type: ignore[arg-type]
-    assert memory.is_made(program.outputs[0]).all()
+    with pytest.raises(operators.ForgedError, match="by its place"):
+        operators.run(Memory(program), program.forward[0])  # type: ignore[arg-type]
 
 
 def test_fresh_memory_of_a_seed() -> None:

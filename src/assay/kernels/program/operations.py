@@ -158,6 +158,15 @@ def _reads(operation: Operation, name: str) -> bool:
     return any(True for value in operation.values[own:] for _ in windows_in(value))
 
 
+def elements_read(operation: Operation) -> tuple[Value, ...]:
+    """The arguments whose elements an operation reads: neither what it only writes, nor what says but a shape. Those
+    that PyTorch takes by their places stand there in what is recorded, and a replay refuses others."""
+    if role_of(operation) in ("fill", "random"):
+        return ()
+    named = (value for name, value in operation.kwargs if name != "out")
+    return (*operation.args[base_name(operation) in ("copy", "fill") :], *named)
+
+
 def moved_bytes(operation: Operation) -> int:
     """Bytes that a move writes."""
     return sum(out.nbytes for out in operation.outs) if role_of(operation) == "move" else 0

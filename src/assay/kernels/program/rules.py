@@ -323,10 +323,10 @@ def tensors_left_alone(inputs: Collection[int], params: Collection[str]) -> list
 
     Args:
         inputs: Numbers of those that held other bytes after a call.
-        params: Names of those.
+        params: Names of those, and of those in which kernels wrote.
     """
     found = [f"forward changes input {number}, which the reference leaves as it is" for number in sorted(inputs)]
-    found += [f"forward changes the parameter {name}" for name in sorted(params)]
+    found += [f"forward writes into the parameter {name}" for name in sorted(params)]
     return [Finding("state", f"{said}: write into a tensor of your own") for said in found]
 
 

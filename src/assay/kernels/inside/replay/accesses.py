@@ -26,7 +26,7 @@ from assay.kernels.inside.replay.order.history import History
 from assay.kernels.inside.replay.order.seen import Seen
 from assay.kernels.inside.replay.order.units import Units
 from assay.kernels.inside.replay.ordering import Ordering
-from assay.kernels.inside.replay.state import State, Step
+from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.triton.bounds import spread
 from assay.kernels.inside.triton.commutation import by_values
 from assay.kernels.inside.triton.ledger import Access, OutOfBoundsError, WrongValueError, current, refuse
@@ -116,7 +116,7 @@ class Accesses:
         self._lanes = self._new_lanes()
         self._spare: list[Lanes] = []
         """Of programs that are over, where programs take turns."""
-        self._state, self._step = memory.state, Step(0)
+        self._state: State | None = memory.state
         self.excused = False
         """Whether an access was no race, or may be none, for what it stored alone: other values may be others."""
         self._races: dict[tuple[str, int, int, bool], list[int]] = {}
@@ -144,8 +144,6 @@ class Accesses:
         self._ordering = Ordering(programs)
         self._units = Units(lambda storage: len(self._made[storage])) if self._two_ways else None
         self.ran, self.ordered, self.leaning, self.most = [], {}, {}, 0
-        if self._state is not None:
-            self._step = self._state.step(line)
 
     @property
     def name(self) -> str:
@@ -249,7 +247,7 @@ class Accesses:
             known[slots] = True
         self.excused |= bool(access.of_no_result) and by_values(access.commutes)
         if self._state is not None:
-            self._follow(self._state, storage, slots, access)
+            self._state.touched(storage, slots, reads=what != "store", writes=what != "load")
         if self._units is not None:
             self._look_at_units(self._units, storage, slots, access)
         one = access.pointers.size == 1
@@ -311,14 +309,6 @@ class Accesses:
         elements = units.take(storage, slots, apart=access.apart, reads=reads, writes=writes)
         if elements:
             refuse(WrongValueError(_TWO_WAYS.format(self.name, elements)))
-
-    def _follow(self, state: State, storage: int, slots: Any, access: Access) -> None:
-        """Note what the launch reads and writes of memory that lasts."""
-        state.touched(storage, slots, reads=access.what != "store", writes=access.what != "load")
-        if access.what != "store":
-            self._step.reads.add(storage)
-        if access.what != "load":
-            self._step.writes.add(storage)
 
     def _refuse_lanes(self, access: Access, elements: int) -> None:
         """Refuse what lanes of one program do to each other, with what helps."""

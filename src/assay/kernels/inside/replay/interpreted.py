@@ -125,7 +125,7 @@ def _varies(kernel: Rebuilt, variant: Variant) -> bool:
     itself, or values steer where it writes, or where it loads of what it writes as well."""
     if STEERED_WRITES in kernel.steered:
         return True
-    touched = kernel.touches() if STEERED_LOADS in kernel.steered and kernel.touches is not None else kernel.touched
+    touched = kernel.touches() if STEERED_LOADS in kernel.steered else kernel.touched
     return touched is not None and _overlaps(touched, variant)
 
 
@@ -176,7 +176,7 @@ class _InterpretedRun:
     def try_out(self, launch: Launch, variant: Variant, arguments: dict[str, Any]) -> None:
         """The same without following accesses. A kernel that finds nothing of what it writes would change nothing."""
         kernel, manner = self._machine.kernels[launch.kernel], self._manner
-        if kernel.touches is not None and not _overlaps(kernel.touches(), variant):
+        if not _overlaps(kernel.touches(), variant):
             return
         ledger = self._like(None if manner.in_order else random.Random(manner.seed), None, (), self._ledger.bounds)
         ledger.turns = self._turns(launch, alone=True) if kernel.asks else None

@@ -16,7 +16,7 @@ from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, WrongValueError
 from assay.kernels.operators import kind_of
 from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
-from assay.kernels.program.operations import CONSTANT_FILLS, base_name, role_of
+from assay.kernels.program.operations import CONSTANT_FILLS, base_name, elements_read, role_of
 
 _QUOTIENTS = frozenset({"div", "floor_divide", "remainder", "fmod"})
 """Those that whole numbers are divided by."""
@@ -127,21 +127,12 @@ def _is_written(argument: Any) -> bool:
 
 def _follow(memory: Memory, state: State, operation: Operation) -> None:
     """Note what an operation read and wrote of memory that lasts."""
-    step = state.step(operation.line)
-    given = (*operation.args, *(value for name, value in operation.kwargs if name != "out"))
-    read = [window for value in given for window in windows_in(value)]
-    if role_of(operation) in ("fill", "random"):
-        read = []
-    elif base_name(operation) in ("copy", "fill"):
-        read = read[1:]
-    for window in read:
-        step.reads.add(window.storage)
+    for window in (window for value in elements_read(operation) for window in windows_in(value)):
         if window.storage in state.read:
             flags = (memory.flags(window, kind[window.storage]) for kind in (state.read, state.written))
             for known, written in zip(*flags, strict=True):
                 known |= ~written
     for window in operation.outs:
-        step.writes.add(window.storage)
         for part in memory.flags(window, state.written[window.storage]) if window.storage in state.written else ():
             part.fill_(True)
 
@@ -224,7 +215,7 @@ def _check_places(operation: Operation, operator: Any) -> None:
         window.dtype in ("bool", "uint8") for window in operands_of(operation, operator)[1:]
     ):
         raise ForgedError(f"{operation.name} gives as many elements as a mask holds, which is no shape of a program")
-    given = given_to(operation, operator)
+    given, named = given_to(operation, operator), {name for name, _ in operation.kwargs}
     written: list[Window] = []
     for argument in schema.arguments:
         value, kind = given.get(argument.name), str(argument.real_type)
@@ -233,6 +224,8 @@ def _check_places(operation: Operation, operator: Any) -> None:
             raise ForgedError(f"{operation.name} takes no tensor for {argument.name}")
         if value is not None and not _may_be(value, kind):
             raise ForgedError(f"{operation.name} takes no such {argument.name}")
+        if not argument.kwarg_only and argument.name in named:
+            raise ForgedError(f"{operation.name} is given {argument.name} by name, and PyTorch gives it by its place")
         if _is_written(argument):
             written += found
     if written and tuple(written) != operation.outs:

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.outputs.written import Own, is_whole, written
-from assay.kernels.inside.replay.state import State
+from assay.kernels.inside.replay.state import State, flows
 from assay.kernels.inside.tensors import write
 from assay.kernels.program.form import (
     Descriptor,
@@ -81,7 +81,7 @@ class Account:
     inputs_changed: tuple[int, ...] = ()
     """Inputs that hold other bytes than they were given."""
     params_changed: tuple[str, ...] = ()
-    """Parameters that hold other bytes than before."""
+    """Parameters that hold other bytes than before, or in which kernels wrote."""
     left: tuple[Json, ...] = ()
     """What it read of an earlier call and left otherwise (`state`); of calls that follow another one alone."""
 
@@ -123,7 +123,8 @@ class Machine(Protocol):
     """Whether it can follow what kernels touch."""
 
     def build(self, program: Program) -> Sequence[Any]:
-        """The kernels of a program, as they are handed to kernels. Raises what is wrong with their text."""
+        """The kernels of a program, as they are handed to kernels; of a machine that `follows`, they say what they
+        touch (`Rebuilt.touches`). Raises what is wrong with their text."""
         ...
 
     def running(self, memory: Memory, manner: Manner) -> AbstractContextManager[Run]:
@@ -209,12 +210,17 @@ class Player:
         state = self.memory.state = State(self.memory.raw, self.memory.granularity, earlier) if earlier else None
         told = self.forward(manner)
         self.memory.state = None
-        left = state.left({window.storage for window in self.program.outputs}) if state is not None else ()
+        left = self._left(state) if state is not None else ()
         outputs = range(len(self.program.outputs))
         found = [written(self.memory, self.program, place, inputs, own or {}) for place in outputs] if follow else []
         unwritten = tuple(each.unwritten for each in found) if follow else (0,) * len(outputs)
         partly = tuple(place for place, each in enumerate(found) if each.partly)
-        return Account(told, unwritten, partly, self._changed_inputs(inputs), self._changed_params(params), tuple(left))
+        changed = self._changed_params(params, written=follow)
+        return Account(told, unwritten, partly, self._changed_inputs(inputs), changed, tuple(left))
+
+    def _left(self, state: State) -> list[Json]:
+        results = {window.storage for window in (*self.program.outputs, *self.program.inputs)}
+        return state.left(results, flows(self.program.forward, lambda kernel: self._kernels[kernel].touches()))
 
     def _go_on(self, inputs: Sequence[torch.Tensor], poison: int) -> None:
         """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh."""
@@ -234,10 +240,14 @@ class Player:
         windows = enumerate(zip(self.program.inputs, inputs, strict=True))
         return tuple(place for place, (window, given) in windows if not _same(self.memory.tensor(window), given))
 
-    def _changed_params(self, before: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    def _changed_params(self, before: Sequence[torch.Tensor], *, written: bool) -> tuple[str, ...]:
+        """Parameters that hold other bytes than before, or, if it is known who has `written`, such as kernels wrote."""
         params = zip(self.program.params, before, strict=True)
         return tuple(
-            name for (name, window), held in params if not torch.equal(_bytes_of(self.memory.tensor(window)), held)
+            name
+            for (name, window), held in params
+            if not torch.equal(_bytes_of(self.memory.tensor(window)), held)
+            or (written and any(bool(part.any()) for part in self.memory.marks(window)))
         )
 
     def prepare(

@@ -7,22 +7,49 @@ sums are cleared, tables are written once; statistics that no output depends on 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from assay.kernels.language.flow.lowering import Touched
+from assay.kernels.program.form import Operation, Step, Value, windows_in
+from assay.kernels.program.operations import elements_read
 from assay.types import Json
 
 
-@dataclass(slots=True)
-class Step:
-    """Storages that a launch or an operation read and wrote."""
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Storages that a launch or an operation may read and write, in any call: a branch that no call has taken yet may
+    be taken by a later one."""
 
     line: int
-    reads: set[int] = field(default_factory=set)
-    writes: set[int] = field(default_factory=set)
+    reads: frozenset[int]
+    writes: frozenset[int]
+
+
+def flows(steps: Iterable[Step], touched: Callable[[int], Touched]) -> tuple[Flow, ...]:
+    """What each step of forward may do, in each of its configurations. `touched`: by which of its parameters a kernel
+    comes to memory."""
+    return tuple(flow for step in steps for flow in _flows(step, touched))
+
+
+def _flows(step: Step, touched: Callable[[int], Touched]) -> Iterator[Flow]:
+    if isinstance(step, Operation):
+        yield Flow(step.line, _storages(elements_read(step)), _storages(step.outs))
+        return
+    tuning = () if step.tuning is None else (*step.tuning.before, *step.tuning.after, *step.tuning.reset)
+    for operation in (*tuning, *(each for variant in step.variants for each in variant.before)):
+        yield from _flows(operation, touched)
+    by = touched(step.kernel)
+    given = [pair for variant in step.variants for pair in variant.args]
+    reads, writes = (_storages(value for name, value in given if name in names) for names in (by.read, by.written))
+    yield Flow(step.line, reads, writes)
+
+
+def _storages(values: Iterable[Value]) -> frozenset[int]:
+    return frozenset(window.storage for value in values for window in windows_in(value))
 
 
 class State:
@@ -37,15 +64,9 @@ class State:
         """Whether this call wrote each element of a storage."""
         self.read = {place: self._flags(place) for place in self._before}
         """Whether it read it before."""
-        self._steps: list[Step] = []
 
     def _flags(self, place: int) -> torch.Tensor:
         return torch.zeros(-(-len(self._raw[place]) // self._granularity[place]), dtype=torch.bool)
-
-    def step(self, line: int) -> Step:
-        """The next launch or operation."""
-        self._steps.append(Step(line))
-        return self._steps[-1]
 
     def touched(self, storage: int, slots: Any, reads: bool, writes: bool) -> None:
         """Take an access of a kernel into the account, before it is made."""
@@ -57,14 +78,19 @@ class State:
         if writes:
             written[slots] = True
 
-    def left(self, outputs: Collection[int]) -> list[Json]:
-        """Of each storage that is left otherwise and may decide an output: how many elements, and which line writes
-        them. `outputs`: storages that hold some."""
+    def left(self, results: Collection[int], steps: Sequence[Flow]) -> list[Json]:
+        """Of each storage that is left otherwise and may decide a result: how many elements, and which line writes
+        them.
+
+        Args:
+            results: Storages of outputs, and of inputs, which may be changed in place.
+            steps: What those of forward may do.
+        """
         found: list[Json] = []
         for place, before in self._before.items():
             changed = int((self._changed(place, before) & self.read[place]).sum())
-            if changed and self._reach(place) & set(outputs):
-                line = next((step.line for step in self._steps if place in step.writes), 0)
+            if changed and not _reach(place, steps).isdisjoint(results):
+                line = next((step.line for step in steps if place in step.writes), 0)
                 found.append({"elements": changed, "line": line})
         return found
 
@@ -75,10 +101,13 @@ class State:
         differ[: len(before)] = self._raw[place] != before
         return differ.view(-1, grain).any(dim=1)
 
-    def _reach(self, place: int) -> set[int]:
-        """Storages that may hold other values where this one does, in this call or the next."""
-        found = {place}
-        for step in (*self._steps, *self._steps):
+
+def _reach(place: int, steps: Sequence[Flow]) -> set[int]:
+    """Storages that may hold other values where this one does, in this call or a later one."""
+    found, before = {place}, 0
+    while len(found) > before:
+        before = len(found)
+        for step in steps:
             if step.reads & found:
                 found |= step.writes
-        return found
+    return found

@@ -43,7 +43,7 @@ class Rebuilt:
     asks: whether it uses results of some.
     steered: how what it loads may steer where it comes to memory (`flow.steering`).
     touched: where it may load what was written in the same launch: what it comes to by its parameters.
-    touches: the same wherever it loads anything, computed when it is asked for.
+    touches: the same wherever it loads or writes anything, computed when it is asked for.
     """
 
     key: str
@@ -51,11 +51,11 @@ class Rebuilt:
     parameters: tuple[str, ...]
     constexprs: frozenset[str]
     program: Callable[..., None]
+    touches: Callable[[], Touched]
     atomic: bool = False
     asks: bool = False
     steered: frozenset[str] = frozenset()
     touched: Touched | None = None
-    touches: Callable[[], Touched] | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         """A launch on a grid."""
@@ -126,11 +126,11 @@ def _rebuilt(function: Function, body: Callable[..., Any], lowering: Lowering) -
         names,
         constexprs,
         program,
+        partial(touched, function, lowering.features),
         atomic=key in lowering.atomic,
         asks=key in lowering.asks,
         steered=lowering.features[key] & STEERED,
         touched=lowering.meets.get(key),
-        touches=partial(touched, function, lowering.features),
     )
 
 

@@ -136,8 +136,8 @@ def _clamp(self: Any, arg: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
     else:
         found = self.create_minnumf(self.create_maxnumf(arg, low), high)
         doubtful = np.isnan(arg.data) | np.isnan(low.data) | np.isnan(high.data)
-    # Where the compiler sees that one bound is the other one's negative, it writes min.xorsign.abs: the smaller absolute
-    # value of argument and upper bound, with the product of their signs. NaN, and the sign of zero, are others there.
+    # Where the compiler sees that one bound is the negative of the other, it writes min.xorsign.abs: the smaller of the
+    # absolute values of argument and upper bound, with both signs. NaN, and signs of zero, are others there.
     signs = np.signbit(arg.data) ^ np.signbit(high.data)
     zeros = (low.data == 0) & (high.data == 0) & (np.signbit(found.data) != signs)
     found.data = unspecified(found.data, doubtful | zeros)
