@@ -421,6 +421,7 @@ REFUSED = {
     "a division of truth values": (case("(a > 0) // (a >= 0)", "bool", ZERO), "division of truth"),
     "an infinity of eight bits": (case("a.to(tl.bfloat16)", "bfloat16", ("float8_e5m2", [0x7C])), "takes for a number"),
     "a cast past float32": (case("a.to(tl.float8e5)", "float8_e5m2", ("float64", [1.0])), "by way of float32"),
+    "a product of eight bits": (case("tl.cumprod(a, 0)", "float8_e5m2", ("float8_e5m2", [0x3C])), "compute in fp8e5"),
     "a counter that begins anew": (
         case("found = a\nfor j in range(2147483646, 2147483647, 2):\n    found += 1", "int32", ZERO),
         "would reach about 2^31",

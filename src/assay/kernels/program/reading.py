@@ -118,14 +118,12 @@ class _Reader:
         kernels = self._list(fields["kernels"], "kernels", limits.kernels, self._kernel)
         if sum(len(kernel.source) for kernel in kernels) > limits.source_characters:
             raise _Refused(f"the kernels have more than {limits.source_characters} characters")
-        inputs = self._list(fields["inputs"], "inputs", limits.tensors, self._window)
-        init_inputs = self._list(fields["init_inputs"], "init_inputs", limits.tensors, self._window)
         forward = self._list(fields["forward"], "forward", limits.steps, self._step)
         program = Program(
             storages=self.storages,
             constants=constants,
-            inputs=inputs,
-            init_inputs=init_inputs,
+            inputs=self._list(fields["inputs"], "inputs", limits.tensors, self._window),
+            init_inputs=self._list(fields["init_inputs"], "init_inputs", limits.tensors, self._window),
             params=self._list(fields["params"], "params", limits.tensors, self._parameter),
             buffers=self._list(fields["buffers"], "buffers", limits.tensors, self._parameter),
             outputs=self._list(fields["outputs"], "outputs", limits.tensors, self._window),

@@ -51,9 +51,15 @@ def _typed(handle: Any) -> None:
         handle.data = data.astype(wanted)
 
 
+def check_width(dtype: Any) -> None:
+    """Refuse to compute in eight bits, which NumPy has no fractions of."""
+    if dtype.is_fp8():
+        refuse(UnsupportedError(f"the interpreter cannot compute in {dtype}: cast to float32 first"))
+
+
 def _binary_op(_self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
     dtype = lhs.dtype.scalar
-    if lhs.data.dtype == _BYTE and dtype.is_fp8():
-        refuse(UnsupportedError(f"the interpreter cannot compute in {dtype}: cast to float32 first"))
+    if lhs.data.dtype == _BYTE:
+        check_width(dtype)
     found = op(lhs.data, rhs.data)
     return engine.TensorHandle(found, tl.int1 if found.dtype == _BOOL else dtype)

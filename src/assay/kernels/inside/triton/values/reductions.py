@@ -11,6 +11,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.ledger import WrongValueError, refuse
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.functions import canonical
+from assay.kernels.inside.triton.values.handles import check_width
 
 _ANY_OF_EQUALS = {
     tl.standard._argmax_combine_tie_break_fast: np.max,
@@ -126,6 +127,7 @@ def _scanned(name: str, function: Any) -> Any:
     scan = getattr(engine.ScanOps, name)
 
     def scanned(self: Any, values: Any) -> Any:
+        check_width(values.dtype.scalar)
         data = values.handle.data
         if data.dtype == np.float16:
             return [self.to_tensor(canonical(_scan_in_tree(data, self.axis, function)), values.dtype)]
