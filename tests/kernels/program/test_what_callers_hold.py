@@ -15,6 +15,14 @@ REPLACED = {
     "swapped": "y, z = snake(x, self.frequency, torch.empty_like(x)), torch.empty_like(x)\n"
     "torch.utils.swap_tensors(x, z)\nreturn y",
 }
+HELD = {
+    "another parameter": ("self.frequency = nn.Parameter(self.frequency.detach().clone())", "the parameter frequency"),
+    "other data of a buffer": ("self.shift.data = torch.zeros_like(self.shift)", "the buffer shift"),
+    "another buffer": ("self.shift = torch.zeros_like(self.shift)", "the buffer shift"),
+    "a buffer that is gone": ("self.shift = None", "the buffer shift"),
+    "a buffer that is new": ("self.register_buffer('more', torch.zeros(4, device=x.device))", ""),
+    "another buffer of whole numbers": ("self.count = torch.ones_like(self.count)", ""),
+}
 DOUBLES = """
 import torch
 
@@ -333,6 +341,46 @@ def test_outputs_lie_in_one_memory_where_the_reference_has_them_so(trials: Trial
 def test_an_input_stays_the_tensor_that_its_caller_holds(trials: Trials, how: str) -> None:
     outcome = trials.run(SNAKE, snaking(REPLACED[how]))
     assert outcome.end == "wrong" and "in the place of input 0" in outcome.message, outcome
+
+
+@pytest.mark.parametrize("how", HELD)
+def test_parameters_and_buffers_stay_the_tensors_that_a_caller_holds(trials: Trials, how: str) -> None:
+    first, named = HELD[how]
+    forward = f"""
+    frequency = self.held[0]
+    if not self.done:
+        self.done = True
+        {first}
+    return snake(x, frequency, torch.empty_like(x))
+    """
+    made = """
+    self.register_buffer("shift", torch.zeros(4))
+    self.register_buffer("count", torch.zeros(1, dtype=torch.int32))
+    self.held, self.done = [self.frequency], False
+    """
+    outcome = trials.run(SNAKE, snaking(forward, constructor=made))
+    assert outcome.end == ("wrong" if named else "ok"), outcome
+    assert not named or f"in the place of {named}" in outcome.message
+
+
+VERSIONS = {
+    "of everything": ("self.frequency._version, self.shift._version", "ok", ""),
+    "of a parameter": ("self.frequency._version", "wrong", "the buffer shift"),
+    "of a buffer": ("self.shift._version", "wrong", "the parameter frequency"),
+}
+
+
+@pytest.mark.parametrize("compared", VERSIONS)
+def test_what_is_kept_by_version_is_kept_by_that_of_all_that_it_is_made_of(trials: Trials, compared: str) -> None:
+    versions, end, said = VERSIONS[compared]
+    forward = f"""
+    if self.key != ({versions},):
+        self.key, self.kept = ({versions},), torch.cat([self.frequency.detach(), self.shift])
+    return snake(x, self.kept, torch.empty_like(x))
+    """
+    made = "self.register_buffer('shift', torch.zeros(4))\nself.key = self.kept = None"
+    outcome = trials.run(SNAKE, snaking(forward, constructor=made))
+    assert outcome.end == end and (not said or f"what it made of {said}" in outcome.message), outcome
 
 
 @pytest.mark.parametrize("what", KEPT)

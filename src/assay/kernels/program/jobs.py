@@ -87,11 +87,14 @@ class Replay:
     """Parameters of the reference that hold other values than at the start in this call."""
     needed: bool = True
     """Whether a program without parameters of those names is wrong for it."""
+    moved_back: bool = False
+    """Whether weights had other values in the call before, and have those of the start again."""
 
     def circumstances(self, program: Program, right: Collection[tuple[int, ...]] = ()) -> str:
         """On what it was made, for whoever wrote a kernel that is wrong in it. `right`: configurations in which the
         kernel was right where nothing was tried before."""
         moved = ", once the weights have other values than at the start" if self.weights else ""
+        moved += ", once the weights, which had other values before, have those of the start" * self.moved_back
         later = "" if self.restored else ", in a call that finds memory as an earlier call left it"
         tuned = TRIED if self.tuning else ""
         tuned += NAMED if self.tuning and self.configurations in right else ""

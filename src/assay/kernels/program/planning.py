@@ -95,9 +95,8 @@ def plan(
     rng.shuffle(others)
     again = _bounded(whole.case, rng, follow=True, configurations=first)
     row = _in_a_row([again, *others], [cases[place] for place in telling], rng, bool(of_earlier_calls(program)))
-    if any(isinstance(step, Launch) and step.tuning is not None for step in program.steps):
-        row = _tuning(row, rng)
-    return [*row, whole, *left_out, *_under_other_weights(draw, whole.case, every, rng)]
+    row = _tuning(row, rng) if _tunes(program) else row
+    return [*row, whole, *left_out, *_under_other_weights(program, draw, whole.case, every, rng)]
 
 
 def _bounded(case: Case, rng: random.Random, *, follow: bool, configurations: tuple[int, ...]) -> Replay:
@@ -106,21 +105,31 @@ def _bounded(case: Case, rng: random.Random, *, follow: bool, configurations: tu
 
 
 def _under_other_weights(
-    draw: InputSet, case: Case, choices: Sequence[tuple[int, ...]], rng: random.Random
+    program: Program, draw: InputSet, case: Case, choices: Sequence[tuple[int, ...]], rng: random.Random
 ) -> Iterator[Replay]:
     """The calls under weights that changed. `case`: on its inputs, where weights do not have some of their own."""
     plain = Replay(case, NAN, follow=False, bounded=True)
-    if draw.moved is not None:
-        moved = replace(plain, case=draw.moved, weights=draw.moved_weights, seed=rng.getrandbits(32))
-        yield replace(moved, configurations=rng.choice(choices))
+    manners = (False, True) if _tunes(program) else (False,)
     # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
-    updates = [(draw.updated, draw.updated_weights), (draw.nudged, draw.nudged_weights)]
+    moves = [(draw.moved, draw.moved_weights, True), (draw.updated, draw.updated_weights, False)]
+    for (other, weights, needed), tuning in itertools.product(moves, manners):
+        if other is not None:
+            chosen = replace(plain, configurations=rng.choice(choices))
+            moved = replace(chosen, case=other, weights=weights, needed=needed, tuning=tuning)
+            yield replace(moved, seed=rng.getrandbits(32))
+            if of_earlier_calls(program):  # in which a kernel may have kept what is stale now
+                yield replace(chosen, seed=rng.getrandbits(32), restored=False, moved_back=True)
     heavy = reference_arithmetic(draw.work) > MAX_WORK_FAR
     far = rng.sample(draw.far, min(FEW_FAR, len(draw.far))) if heavy else draw.far
-    for other, weights in (*updates, *((other, draw.far_weights) for other in far)):
+    for other, weights in ((draw.nudged, draw.nudged_weights), *((other, draw.far_weights) for other in far)):
         if other is not None:
             updated = replace(plain, case=other, weights=weights, needed=False)
             yield replace(updated, seed=rng.getrandbits(32), configurations=rng.choice(choices))
+
+
+def _tunes(program: Program) -> bool:
+    """Whether an autotuner tries configurations."""
+    return any(isinstance(step, Launch) and step.tuning is not None for step in program.steps)
 
 
 def _asks(program: Program) -> bool:

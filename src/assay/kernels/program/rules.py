@@ -17,6 +17,7 @@ from assay.kernels.program.form import (
     Launch,
     Operation,
     Program,
+    Tuning,
     literal_bytes,
     operations_in,
     windows_in,
@@ -97,11 +98,22 @@ def operators(program: Program) -> list[Finding]:
             found.append(
                 Finding("operators", f"PyTorch's {base_name(operation)} is not run for a kernel", operation.line)
             )
+    for step in program.steps:
+        found += _hooks(step.tuning) if isinstance(step, Launch) and step.tuning is not None else []
     for operation in operations_in((*program.module, *program.forward), tuning=True):
         if role_of(operation) == "random":
             said = f"PyTorch's {base_name(operation)} draws random numbers outside the constructor"
             found.append(Finding("operators", said, operation.line))
     return found
+
+
+def _hooks(tuning: Tuning) -> list[Finding]:
+    """What a tuner's hooks compute: a GPU runs them while it tunes, and in no call after that."""
+    return [
+        Finding("operators", f"PyTorch's {base_name(operation)} computes in a hook of a tuner", operation.line)
+        for operation in (*tuning.before, *tuning.after, *tuning.reset)
+        if arithmetic_of(operation)
+    ]
 
 
 def heavy_operators(program: Program) -> list[Finding]:
@@ -328,6 +340,19 @@ def tensors_left_alone(inputs: Collection[int], params: Collection[str]) -> list
     found = [f"forward changes input {number}, which the reference leaves as it is" for number in sorted(inputs)]
     found += [f"forward writes into the parameter {name}" for name in sorted(params)]
     return [Finding("state", f"{said}: write into a tensor of your own") for said in found]
+
+
+def trained(program: Program, weights: Sequence[tuple[str, tuple[int, ...]]]) -> list[Finding]:
+    """A parameter of the reference's must not be a buffer under its name, which no optimizer trains.
+
+    Args:
+        program: What was recorded.
+        weights: Name and shape of each parameter of the reference.
+    """
+    own = {name for name, _ in program.params}
+    found = sorted({name for name, _ in weights} & {name for name, _ in program.buffers} - own)
+    said = "the reference's parameter {0} is a buffer here, which no optimizer trains: make it a torch.nn.Parameter"
+    return [Finding("state", said.format(name)) for name in found]
 
 
 def left_as_found(left: Sequence[Mapping[str, int]]) -> list[Finding]:

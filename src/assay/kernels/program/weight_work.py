@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from assay.kernels.operators import kind_of
-from assay.kernels.program.form import Launch, Operation, Program, Step, Value, Window, windows_in
+from assay.kernels.program.form import Launch, Operation, Program, Step, Value, Window, operations_in, windows_in
 from assay.kernels.program.operations import arithmetic_of, base_name, role_of
 
 
@@ -172,10 +172,10 @@ def _used(program: Program) -> set[int]:
 
 
 def _flat(steps: Iterable[Step]) -> Iterator[Step]:
-    """Steps in their order, the hooks of a launch before it."""
+    """Steps in their order, the hooks of a launch and of its tuner before it."""
     for step in steps:
         if isinstance(step, Launch):
-            yield from (operation for variant in step.variants for operation in variant.before)
+            yield from operations_in((step,), tuning=True)
         yield step
 
 

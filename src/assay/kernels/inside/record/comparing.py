@@ -9,6 +9,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from assay.kernels.operators import normal_name
 from assay.types import Json
 
 Call = tuple[Sequence[Json], Sequence[Json], Sequence[Json]]
@@ -42,11 +43,7 @@ def compare(
         kernels: Names of the kernels.
     """
     first, *others = calls
-    inputs = {window[0] for call in calls for window in call[0]}
-    made = _storages(first) - inputs
-    shared = {storage for call in (*others, repeated) for storage in _storages(call) & made}
-    fixed = {place: f"constant {content}" for place, content in constants.items()}
-    fixed |= {place: f"storage {place}" for place in (*shared, *range(before)) if place not in constants}
+    fixed, shared = _fixed(first, [*others, repeated], before, constants)
     named = [_Named(call, fixed) for call in calls]
     once: list[int] | None = None
     for number, other in enumerate(named[1:], 2):
@@ -64,6 +61,52 @@ def compare(
     if isinstance(left_out := _left_out(named[0], last, number), str):
         return Compared(left_out, [], [])
     return Compared("", sorted(place for place in shared if place >= before), once or [])
+
+
+def remade(calls: Sequence[Call], other: Call, before: int, constants: Sequence[tuple[int, str]]) -> set[int]:
+    """Places of the operations in the first call that another one left out, and the second call did not, before which
+    everything had changed; none where calls did something else, or left out a launch."""
+    left_out: list[set[int]] = []
+    for later in (calls[1], other):
+        fixed, _ = _fixed(calls[0], [later], before, dict(constants))
+        found = _left_out(_Named(calls[0], fixed), _Named(later, fixed), 0)
+        left_out.append(set() if isinstance(found, str) else set(found))
+    places = left_out[1] - left_out[0]
+    return set() if any("launch" in calls[0][1][place] for place in places) else places
+
+
+def _fixed(
+    first: Call, others: Sequence[Call], before: int, constants: Mapping[int, str]
+) -> tuple[dict[int, str], set[int]]:
+    """Storages that stand for themselves in all calls, with what they are called, and those that the first call made
+    for the others."""
+    made = _storages(first) - {window[0] for call in (first, *others) for window in call[0]}
+    shared = {storage for call in others for storage in _storages(call) & made}
+    fixed = {place: f"constant {content}" for place, content in constants.items()}
+    fixed |= {place: f"storage {place}" for place in (*shared, *range(before)) if place not in constants}
+    return fixed, shared
+
+
+def made_of(call: Call, storage: int, places: Collection[int]) -> bool:
+    """Whether any of some operations of a call makes something of a storage, or of what was made of it."""
+    reached = {storage}
+    for place, step in enumerate(call[1]):
+        read = _read_by(step)
+        if read & reached:
+            if place in places:
+                return True
+            reached |= {window[0] for window in (_windows_of(step) if "launch" in step else step["outs"])}
+    return False
+
+
+def _read_by(step: Json) -> set[int]:
+    """Storages whose elements a step may read."""
+    if "launch" in step:
+        return {window[0] for window in _windows_of(step)}
+    name = normal_name(step["op"])
+    if name in _ZEROS or name.endswith("_like") or name.startswith(("new_", "empty")):
+        return set()
+    return {window[0] for window in _windows_in((*step["args"], *step["kwargs"].values()))}
 
 
 def _difference(one: _Named, two: _Named, number: int, kernels: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported; launch
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,7 @@ from assay.kernels.arrays import layout_of
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import launches, light, reads, streams
-from assay.kernels.inside.record.comparing import compare
+from assay.kernels.inside.record.comparing import Call, compare, made_of, remade
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models
 from assay.kernels.inside.record.operators import Operators
@@ -54,6 +55,10 @@ _DEPENDS = (
     "forward reads best_config of an autotuned kernel and does something else for another configuration, and one "
     "program is recorded for all of them. Size what comes after the kernel for its smallest block, or launch it in one "
     "configuration"
+)
+_STALE = (
+    "forward keeps what it made of {0} until something else changes, by its _version: after a step of an optimizer, or "
+    "load_state_dict, it is stale. Compare the _version of everything that it is made of, or make it in every call"
 )
 _NO_VALUES = (
     "unallocated storage",
@@ -176,17 +181,23 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             if tape.places.is_away(tensor):
                 tape.places.stays(tensor)
         before = len(tape.sizes())
-        calls: list[tuple[list[Json], list[Json], list[Json]]] = []
-        parameters = [parameter for _, parameter in params]
-        named_parameters = dict(params)
+        calls: list[Call] = []
+        caller = _Caller(model, dict(params), {name: each for name, each in buffers if each.is_floating_point()})
         for arguments in (first, again, again):
-            _count_change(parameters if calls else [])
-            calls.append(_call(model, arguments, named_parameters, tape, header))
-        repeated = _call(model, again, named_parameters, tape, header)
+            _count_change(caller.tensors if calls else [])
+            calls.append(_call(caller, arguments, tape, header))
+        repeated = _call(caller, again, tape, header)
+        kept = remade(calls, repeated, before, tape.constants)
+        for what, tensor in caller.held() if kept else ():
+            if made_of(calls[0], tape.storage(tensor), kept):
+                _count_change([tensor])
+                other = _call(caller, again, tape, header)
+                if made_of(calls[0], tape.storage(tensor), remade(calls, other, before, tape.constants)):
+                    raise WrongOutputError(_STALE.format(what))
         others = []
         for best in range(1, capture.asked):
             capture.best = best
-            others.append(_call(model, again, named_parameters, tape, header))
+            others.append(_call(caller, again, tape, header))
     models.check(model)
     tape.check_constants()
     sizes = tape.sizes()
@@ -207,6 +218,31 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         **{"outputs": outputs, "forward": forward, "kernels": capture.kernels.entries},
         **{"differs": compared.differs[:MAX_DIFFERS], "kept": compared.kept, "once": compared.once},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """What a caller holds of a model: its parameters, and its buffers of fractions, by name."""
+
+    model: Any
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.parameters.values(), *self.buffers.values()]
+
+    def held(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors, with what each is called."""
+        found = [(f"the parameter {name}", tensor) for name, tensor in self.parameters.items()]
+        return found + [(f"the buffer {name}", tensor) for name, tensor in self.buffers.items()]
+
+    def gone(self) -> str:
+        """What the model has no more under its name; empty where it has everything."""
+        now = (dict(models.named_parameters(self.model)), dict(models.named_buffers(self.model)))
+        there = [*map(now[0].get, self.parameters), *map(now[1].get, self.buffers)]
+        held = zip(self.held(), there, strict=True)
+        return next((what for (what, tensor), found in held if found is not tensor), "")
 
 
 def _moved(model: Any, precision: str) -> Any:
@@ -232,20 +268,18 @@ def _check_dtype() -> None:
         )
 
 
-def _count_change(parameters: Sequence[torch.Tensor]) -> None:
-    """Give parameters another `_version`, by which code that keeps what it made of them knows that it is stale."""
-    for parameter in parameters:
-        if not parameter.is_inference():
-            torch.autograd.graph.increment_version(parameter)
+def _count_change(tensors: Sequence[torch.Tensor]) -> None:
+    """Give tensors another `_version`, by which code that keeps what it made of them knows that it is stale."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
 
 
-def _call(
-    model: Any, arguments: Sequence[Any], parameters: Mapping[str, torch.Tensor], tape: Tape, header: Json
-) -> tuple[list[Json], list[Json], list[Json]]:
+def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -> Call:
     """One call of forward: windows of its inputs, steps, windows of its outputs."""
     given = [(f"input {number}", tensor) for number, tensor in enumerate(_tensors(arguments))]
     inputs = [tape.window(tensor) for _, tensor in given]
-    held = [(f"the parameter {name}", tensor) for name, tensor in parameters.items()]
+    held = caller.held()
     places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
     kinds = [type(tensor) for _, tensor in (*given, *held)]
     # Streams may share the memory of parameters and of inputs that the reference leaves alone: a submission that
@@ -253,11 +287,11 @@ def _call(
     changed = [inputs[number] for number in header.get("changed", ())]
     streams.order.begin(
         ({window[0] for window in inputs} - {window[0] for window in changed})
-        | {tape.storage(parameter) for parameter in parameters.values()}
+        | {tape.storage(parameter) for parameter in caller.parameters.values()}
     )
     tape.follows_streams = tape.places.strict = True
     with tape.phase("forward") as steps, torch.no_grad():
-        value = model(*arguments)
+        value = caller.model(*arguments)
         returned = _tensors(value, returned=True)
         outputs = [tape.window(tensor) for tensor in returned]
         _check_dtype()
@@ -271,6 +305,8 @@ def _call(
             )
         if not tape.replaced and tape.window(tensor) != place:
             tape.replaced = f"forward puts another tensor in the place of {what}, which its caller still holds"
+    if not tape.replaced and (gone := caller.gone()):
+        tape.replaced = f"forward puts another tensor in the place of {gone}, which its caller still holds"
     if "structure" in header and (structure := structure_of(value)) != header["structure"]:
         found, wanted = structure_text(structure)[:MAX_DIFFERS], structure_text(header["structure"])[:MAX_DIFFERS]
         raise WrongOutputError(f"forward returned {found}, the reference returns {wanted}")

@@ -162,19 +162,21 @@ def _weights(
     whole: bool,
 ) -> dict[int, torch.Tensor] | None:
     """Number of a parameter, or of a buffer after those -> the values that it is to hold, found by name, or parameters
-    by order and shape; None where neither fits.
+    by order and shape; None where neither fits. A parameter of the reference's is one here, too: buffers are not
+    trained.
 
     whole: all parameters must be there under those names, not only the ones that are set.
     """
     if not weights:
         return {}
     windows = (*program.params, *program.buffers)
-    own = {name: number for number, (name, _) in reversed(list(enumerate(windows)))}
+    given = [name for name, _ in names]
+    named = [(number, name) for number, (name, _) in enumerate(windows)]
+    own = {name: number for number, name in reversed(named) if number < len(program.params) or name not in given}
     sizes = [list(window.size) for _, window in windows]
     wanted = {name: shape for name, shape in names if whole or name in weights}
     wanted |= {name: entry["shape"] for name, entry in weights.items()}
     by_name = all(name in own and sizes[own[name]] == shape for name, shape in wanted.items())
-    given = [name for name, _ in names]
     in_order = sizes[: len(program.params)] == [shape for _, shape in names] and weights.keys() <= set(given)
     if not by_name and not in_order:
         return None

@@ -86,9 +86,13 @@ class Memory:
 
     def tensor(self, window: Window) -> torch.Tensor:
         """The tensor that a window shows."""
+        return self.shown(window, self.raw[window.storage])
+
+    def shown(self, window: Window, content: torch.Tensor) -> torch.Tensor:
+        """The tensor that a window would show if its storage held these bytes."""
         dtype: torch.dtype = getattr(torch, window.dtype)
-        storage = self.raw[window.storage].untyped_storage()
-        return torch.empty(0, dtype=dtype, device=self.device).set_(storage, window.offset, window.size, window.stride)
+        place = content.untyped_storage(), window.offset, window.size, window.stride
+        return torch.empty(0, dtype=dtype, device=self.device).set_(*place)
 
     def marks(self, window: Window, kind: Literal["made", "known"] = "made") -> list[torch.Tensor]:
         """Views of `made` or `known`, in the shape of a window: one for each part of an element."""

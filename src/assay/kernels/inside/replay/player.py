@@ -175,6 +175,7 @@ class Player:
         known = self._start.keys() | self._given
         self._fresh = [place for place in range(len(program.storages)) if place not in known]
         self._left_out = {id(program.forward[place]) for place in program.once}
+        self._moved: set[int] = set()
 
     def call(
         self,
@@ -203,7 +204,7 @@ class Player:
         if manner.restored:
             self.prepare(inputs, manner.poison, weights)
         else:
-            self._go_on(inputs, manner.poison)
+            self._go_on(inputs, manner.poison, weights or {})
         params = [_bytes_of(self.memory.tensor(window)).clone() for _, window in self.program.params]
         follow = manner.follow and self._machine.follows
         earlier = self._of_earlier_calls if follow and not manner.restored else ()
@@ -222,14 +223,28 @@ class Player:
         results = {window.storage for window in (*self.program.outputs, *self.program.inputs)}
         return state.left(results, flows(self.program.forward, lambda kernel: self._kernels[kernel].touches()))
 
-    def _go_on(self, inputs: Sequence[torch.Tensor], poison: int) -> None:
-        """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh."""
+    def _go_on(self, inputs: Sequence[torch.Tensor], poison: int, weights: Mapping[int, torch.Tensor]) -> None:
+        """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh. What the
+        caller had given other values than at the start has those of the start again."""
         memory, kept = self.memory, set(self.program.kept)
         memory.fill([place for place in self._fresh if place not in kept], poison)
         for place in (*self._start, *kept):
             memory.made[place].fill_(False)
             memory.filled.pop(place, None)
+        for number in self._moved - weights.keys():
+            window = self._weight(number)
+            memory.tensor(window).copy_(memory.shown(window, self._start[window.storage]))
+        self._set(weights)
         self._give(inputs)
+
+    def _set(self, weights: Mapping[int, torch.Tensor]) -> None:
+        for number, value in weights.items():
+            self.memory.tensor(self._weight(number)).copy_(value)
+        self._moved = set(weights)
+
+    def _weight(self, number: int) -> Window:
+        """Of a parameter, or of a buffer after those."""
+        return (*self.program.params, *self.program.buffers)[number][1]
 
     def _give(self, inputs: Sequence[torch.Tensor]) -> None:
         for place in self._given:
@@ -262,8 +277,7 @@ class Player:
         for place, content in self._start.items():
             memory.restore(place, content)
         memory.fill(self._fresh, poison)
-        for number, value in (weights or {}).items():
-            memory.tensor((*self.program.params, *self.program.buffers)[number][1]).copy_(value)
+        self._set(weights or {})
         self._give(inputs)
 
     def forward(self, manner: Manner, choose: Choose | None = None) -> dict[str, Json]:

@@ -134,6 +134,7 @@ def _findings(
     return [
         *rules.kept_by_first_call(program),
         *rules.tensors_left_alone(inputs, params),
+        *rules.trained(program, draw.weights),
         *(rules.beside_kernels(program, done, policy) if done is not None else ()),
         *rules.left_as_found([found for account in seen for found in account.left]),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
