@@ -12,7 +12,7 @@ import pytest
 from test_replay_planning import DRAW, tuned
 
 from assay.kernels.inside.record.comparing import compare
-from assay.kernels.program import rules
+from assay.kernels.program.judging import lasting
 from assay.kernels.program.planning import plan
 from support.kernel_graders import Bench
 from support.programs import launch, made, operation, window
@@ -104,7 +104,7 @@ def test_what_a_call_reads_of_earlier_ones_it_leaves_as_it_found_it(bench: Bench
     assert first == second == last == [] and sum(one["elements"] for one in found) == elements
     written = parts[2].splitlines()[0] if parts[2] else "leaves[(1,)](x, y, self.s, 8)"
     assert all(code.splitlines()[one["line"] - 1].strip() == written for one in found)
-    assert [one.rule for one in rules.left_as_found(found)] == ["state"] * len(found)
+    assert [one.rule for one in lasting.left_as_found(found)] == ["state"] * len(found)
 
 
 @pytest.mark.parametrize("trials_", [1, 2, 5])

@@ -114,15 +114,36 @@ def test_where_an_autotuner_tunes_calls_begin_with_what_it_tries(count: int, tri
         assert not any(call.tuning for call in plan(made(forward=[step]), DRAW, trials, random.Random(seed)))
 
 
-def test_a_call_in_a_row_is_followed_where_an_earlier_one_may_have_left_something() -> None:
+def test_calls_in_a_row_are_followed_where_an_earlier_one_may_have_left_something() -> None:
     window = [3, "int32", [2], [1], 0]
     left = {"storages": [4 * N, 4 * N, 4 * N, 8], "init": [operation("zeros.default", [2], outs=(window,))]}
     for steps, follows in (([launch()], False), ([launch(), operation("zero_.default", window, outs=(window,))], True)):
         program = made(**left, forward=steps)
         for trials, seed in itertools.product((1, 2, 5), range(5)):
             calls = plan(program, DRAW, trials, random.Random(seed))
-            assert any(call.follow and not call.restored for call in calls) or not follows
+            assert all(call.follow for call in calls if not call.restored) or not follows
             assert follows or sum(call.follow for call in calls) == 1
+
+
+@pytest.mark.parametrize("tunes", [False, True])
+def test_weights_move_back_where_something_may_be_kept_of_them(tunes: bool) -> None:
+    window = [3, "int32", [2], [1], 0]
+    left = {"storages": [4 * N, 4 * N, 4 * N, 8], "init": [operation("zeros.default", [2], outs=(window,))]}
+    step = launch() | {"variants": launch()["variants"] * 2} | ({"tuning": [[], [], []]} if tunes else {})
+    weights = {"weight": host_tensor(np.ones(3), "float32")}
+    draw = replace(
+        DRAW, moved=case("given", 6), moved_weights=weights, updated=case("given", 7), updated_weights=weights
+    )
+    for kept, seed in itertools.product((False, True), range(5)):
+        forward = [step, operation("zero_.default", window, outs=(window,))] if kept else [step]
+        calls = plan(made(**left, forward=forward), draw, 2, random.Random(seed))
+        back = [place for place, call in enumerate(calls) if call.moved_back]
+        assert len(back) == kept * (4 if tunes else 2)
+        for place in back:
+            moved, again = calls[place - 1], calls[place]
+            assert moved.weights and moved.restored and moved.configurations == again.configurations
+            assert not again.weights and not again.restored and not again.tuning and again.follow
+        assert {calls[place - 1].tuning for place in back} == ({False, tunes} if kept else set())
 
 
 def test_no_call_is_added_where_nothing_is_tuned() -> None:

@@ -118,7 +118,8 @@ def _under_other_weights(
             moved = replace(chosen, case=other, weights=weights, needed=needed, tuning=tuning)
             yield replace(moved, seed=rng.getrandbits(32))
             if of_earlier_calls(program):  # in which a kernel may have kept what is stale now
-                yield replace(chosen, seed=rng.getrandbits(32), restored=False, moved_back=True)
+                again = replace(chosen, follow=True, restored=False, moved_back=True)
+                yield replace(again, seed=rng.getrandbits(32))
     heavy = reference_arithmetic(draw.work) > MAX_WORK_FAR
     far = rng.sample(draw.far, min(FEW_FAR, len(draw.far))) if heavy else draw.far
     for other, weights in ((draw.nudged, draw.nudged_weights), *((other, draw.far_weights) for other in far)):
@@ -199,7 +200,7 @@ def _cases(draw: InputSet, trials: int, constant_families: Sequence[str], rng: r
 def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Random, follow: bool) -> list[Replay]:
     """The calls, some of them after the one before with nothing restored between the two: at least one, on inputs that
     tell and that are other ones than those before. Where kernels are autotuned these are further ones, since the
-    constructor's run again, in another configuration, for a call that is restored. `follow`: one of them is followed.
+    constructor's run again, in another configuration, for a call that is restored. `follow`: they are followed.
     """
     if len({call.configurations for call in calls}) == 1:
         sure = [place for place in range(1, len(calls)) if _tells(calls[place], calls[place - 1], telling)]
@@ -207,14 +208,14 @@ def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Rand
             chosen = rng.choice(sure)
             restored = [place != chosen and rng.random() < 0.5 for place in range(len(calls))]
             return [
-                replace(call, restored=place == 0 or kept, follow=call.follow or (follow and place == chosen))
+                replace(call, restored=place == 0 or kept, follow=call.follow or (follow and place > 0 and not kept))
                 for place, (call, kept) in enumerate(zip(calls, restored, strict=True))
             ]
     found = list(calls)
-    for number in range(FURTHER):
+    for _ in range(FURTHER):
         cases = [case for case in telling if case is not found[-1].case] or telling
         again = replace(found[-1], case=rng.choice(cases), poison=_poison(rng), seed=rng.getrandbits(32))
-        found.append(replace(again, follow=follow and number == 0, restored=False))
+        found.append(replace(again, follow=follow, restored=False))
     return found
 
 

@@ -8,7 +8,7 @@ A finding that is not `refused` is told and does not decide.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ from assay.kernels.program.form import (
     windows_in,
 )
 from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, rearranges, role_of
-from assay.kernels.program.weight_work import once_on_weights, weight_work
+from assay.kernels.program.weight_work import weight_work
 
 Rule = Literal[
     "arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls", "state"
@@ -313,65 +313,6 @@ def outputs_written(program: Program, unwritten: Sequence[int]) -> list[Finding]
         Finding("outputs", f"{count} of {window.elements} elements of output {place} were written by no kernel")
         for place, (window, count) in enumerate(zip(program.outputs, unwritten, strict=True))
         if count
-    ]
-
-
-def kept_by_first_call(program: Program) -> list[Finding]:
-    """What the first call of forward makes of the parameters and later ones use is stale once the parameters change."""
-    step = once_on_weights(program)
-    if step is None:
-        return []
-    said = (
-        f"only the first call of forward runs PyTorch's {base_name(step)} on parameters, and later ones use what it "
-        "made: it is stale after a step of an optimizer. Run it in every call, or whenever a parameter has another "
-        "_version, or read the parameters in a kernel."
-    )
-    return [Finding("state", said, step.line)]
-
-
-def tensors_left_alone(inputs: Collection[int], params: Collection[str]) -> list[Finding]:
-    """Forward must leave parameters as they are, and inputs that the reference does not change: whoever calls it still
-    needs them, and so does the next call.
-
-    Args:
-        inputs: Numbers of those that held other bytes after a call.
-        params: Names of those, and of those in which kernels wrote.
-    """
-    found = [f"forward changes input {number}, which the reference leaves as it is" for number in sorted(inputs)]
-    found += [f"forward writes into the parameter {name}" for name in sorted(params)]
-    return [Finding("state", f"{said}: write into a tensor of your own") for said in found]
-
-
-def trained(program: Program, weights: Sequence[tuple[str, tuple[int, ...]]]) -> list[Finding]:
-    """A parameter of the reference's must not be a buffer under its name, which no optimizer trains.
-
-    Args:
-        program: What was recorded.
-        weights: Name and shape of each parameter of the reference.
-    """
-    own = {name for name, _ in program.params}
-    found = sorted({name for name, _ in weights} & {name for name, _ in program.buffers} - own)
-    said = "the reference's parameter {0} is a buffer here, which no optimizer trains: make it a torch.nn.Parameter"
-    return [Finding("state", said.format(name)) for name in found]
-
-
-def left_as_found(left: Sequence[Mapping[str, int]]) -> list[Finding]:
-    """A call must leave what it reads of earlier calls as it found it, unless no output depends on it: nobody can tell
-    what a kernel does that counts its calls.
-
-    Args:
-        left: Of each call, what it left otherwise: `elements`, and the `line` that writes them.
-    """
-    worst = {found["line"]: found["elements"] for found in sorted(left, key=lambda found: found["elements"])}
-    return [
-        Finding(
-            "state",
-            f"forward leaves other values in {elements} elements that the next call reads before it writes them, so "
-            "that a later call may do something else. Set counters and locks back at the end of a call, or clear such "
-            "memory before its use",
-            line,
-        )
-        for line, elements in worst.items()
     ]
 
 

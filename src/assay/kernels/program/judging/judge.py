@@ -9,6 +9,7 @@ from assay.kernels.job_reports import fault_of, line_of, told
 from assay.kernels.program import rules
 from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import NO_KERNEL, Measured, Replay, measured, narrow, starts
+from assay.kernels.program.judging import lasting
 from assay.kernels.program.judging.answers import Answers, weights_set
 from assay.kernels.program.judging.inexact import inexact
 from assay.kernels.program.judging.outcome import NARROW, Attempt, End, Outcome, first_refused
@@ -132,11 +133,11 @@ def _findings(
     params = {name for _, account in whole for name in account.params_changed}
     done = _kernels_arithmetic(calls, seen)
     return [
-        *rules.kept_by_first_call(program),
-        *rules.tensors_left_alone(inputs, params),
-        *rules.trained(program, draw.weights),
+        *lasting.kept_by_first_call(program),
+        *lasting.tensors_left_alone(inputs, params),
+        *lasting.trained(program, draw.weights),
         *(rules.beside_kernels(program, done, policy) if done is not None else ()),
-        *rules.left_as_found([found for account in seen for found in account.left]),
+        *lasting.left_as_found([found for account in seen for found in account.left]),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
         *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),
