@@ -415,6 +415,7 @@ REFUSED = {
     "a chosen constant": (case("tl.where(a > 0, 1e10, 2e10).to(tl.int32)", "int32", ZERO), "a constant"),
     "a clamp upside down": (case("tl.clamp(a, 1.0, -1.0)", "float32", single(0.0)), "lower bound above"),
     "a bin that is not there": (case("tl.histogram(a, 2)", "int32", whole(0, 2)), "outside of 0 to 1"),
+    "a histogram of bytes": (case("tl.histogram(a, 2)", "int32", whole(0, 1, dtype="int8")), "cast to int32"),
     "an order that may change": (case("tl.view(a, (2,))", "int32", ZERO), "change the order"),
     "a join that may change it": (case("tl.cat(a, a, can_reorder=True)", "int32", ZERO), "change the order"),
     "a shift of truth values": (case("(a > 0) << (a > 0)", "bool", ZERO), "shift of truth"),

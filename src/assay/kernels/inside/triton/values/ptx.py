@@ -182,6 +182,8 @@ def _install_structure(builder: Any) -> None:
         return gather(self, src, indices, axis)
 
     def create_histogram(self: Any, data: Any, bins: int, mask: Any) -> Any:
+        if data.data.dtype.itemsize != 4:  # of which the compiler makes none, and NumPy counts in their type
+            refuse(UnsupportedError(f"tl.histogram of {data.dtype.scalar}: cast to int32"))
         outside = (data.data < 0) | (data.data >= bins)
         if np.any(outside if mask is None else outside & mask.data):
             refuse(MeaningError(f"tl.histogram of a number outside of 0 to {bins - 1}: mask it"))
