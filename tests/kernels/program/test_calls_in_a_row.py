@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_replay_planning import DRAW, tuned
 
 from assay.kernels.inside.record.comparing import compare
+from assay.kernels.inside.replay.state import Flow, Row, State
 from assay.kernels.program.judging import lasting
 from assay.kernels.program.planning import plan
 from support.kernel_graders import Bench
@@ -105,6 +107,19 @@ def test_what_a_call_reads_of_earlier_ones_it_leaves_as_it_found_it(bench: Bench
     written = parts[2].splitlines()[0] if parts[2] else "leaves[(1,)](x, y, self.s, 8)"
     assert all(code.splitlines()[one["line"] - 1].strip() == written for one in found)
     assert [one.rule for one in lasting.left_as_found(found)] == ["state"] * len(found)
+
+
+def test_what_one_call_reads_and_another_changes_is_state() -> None:
+    raw, row = [torch.zeros(8, dtype=torch.uint8)], Row()
+    steps = (Flow(3, frozenset({0}), frozenset({0, 1})),)
+    for side, follows, elements in ((1, False, 0), (0, True, 0), (0, True, 0), (1, True, 2)):
+        state = State(raw, [4], [0])
+        state.touched(0, np.array([side]), reads=True, writes=False)
+        state.touched(0, np.array([1 - side]), reads=False, writes=True)
+        raw[0][4 * (1 - side)] += 1
+        row.take(state, follows=follows)
+        assert sum(one["elements"] for one in row.left({1}, steps)) == (elements or side == 0)
+        assert row.left({2}, steps) == []
 
 
 @pytest.mark.parametrize("trials_", [1, 2, 5])

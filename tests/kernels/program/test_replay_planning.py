@@ -138,12 +138,14 @@ def test_weights_move_back_where_something_may_be_kept_of_them(tunes: bool) -> N
         forward = [step, operation("zero_.default", window, outs=(window,))] if kept else [step]
         calls = plan(made(**left, forward=forward), draw, 2, random.Random(seed))
         back = [place for place, call in enumerate(calls) if call.moved_back]
-        assert len(back) == kept * (4 if tunes else 2)
-        for place in back:
-            moved, again = calls[place - 1], calls[place]
+        assert len(back) == kept * (8 if tunes else 4)
+        for place, after in zip(back[::2], back[1::2], strict=True):  # on the inputs of either trial
+            moved, again, third = calls[place - 1], calls[place], calls[after]
+            assert after == place + 1 and again.case is not third.case
             assert moved.weights and moved.restored and moved.configurations == again.configurations
-            assert not again.weights and not again.restored and not again.tuning and again.follow
-        assert {calls[place - 1].tuning for place in back} == ({False, tunes} if kept else set())
+            for one in (again, third):
+                assert not one.weights and not one.restored and not one.tuning and one.follow
+        assert {calls[place - 1].tuning for place in back[::2]} == ({False, tunes} if kept else set())
 
 
 def test_no_call_is_added_where_nothing_is_tuned() -> None:

@@ -276,7 +276,7 @@ STRIDES = "x.stride(), *bias.stride()"
 IN_PLACES = {
     "as they lie": (STRIDES, f"{HALVED}; {SQUASHED}", "ok", ""),
     "rows one after the other": ("(n, 1), *bias.stride()", f"{HALVED}; {SQUASHED}", "wrong", "family"),
-    "a row for each": ("x.stride(), n, 1", f"{HALVED}; {SQUASHED}", "crash", "past the end of a tensor"),
+    "a row for each": ("x.stride(), n, 1", f"{HALVED}; {SQUASHED}", "crash", "of a tensor that the kernel was given"),
     "memory of their own": (STRIDES, f"{SQUASHED}; {HALVED}", "wrong", "family"),
 }
 HALVES = """

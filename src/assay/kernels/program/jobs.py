@@ -240,6 +240,7 @@ def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limit
     header, (init, _) = job_inputs(draw, calls[0].case)
     header |= {
         "max_programs": max_programs,
+        "initial": list(draw.initial),
         "after": [[place, dtype, list(shape)] for place, dtype, shape in draw.after],
     }
     forms = (*draw.outputs, *((dtype, shape) for _, dtype, shape in draw.after))

@@ -27,6 +27,8 @@ NAN = 0xFF
 """A byte of fresh memory that makes NaN of floats."""
 FURTHER = 2
 """Calls in a row that are added where none of the others may be one."""
+FOLLOWED = 3
+"""More of them where something outlives a call, and calls after each in which weights moved."""
 AT_ONCE = 2
 """Calls that are added where kernels use results of atomic operations: which program comes between which is chance."""
 _ATOMIC = "atomic_"
@@ -96,7 +98,8 @@ def plan(
     again = _bounded(whole.case, rng, follow=True, configurations=first)
     row = _in_a_row([again, *others], [cases[place] for place in telling], rng, bool(of_earlier_calls(program)))
     row = _tuning(row, rng) if _tunes(program) else row
-    return [*row, whole, *left_out, *_under_other_weights(program, draw, whole.case, every, rng)]
+    inputs = [cases[place] for place in rng.sample(telling, len(telling)) if cases[place] is not whole.case]
+    return [*row, whole, *left_out, *_under_other_weights(program, draw, [whole.case, *inputs], every, rng)]
 
 
 def _bounded(case: Case, rng: random.Random, *, follow: bool, configurations: tuple[int, ...]) -> Replay:
@@ -105,10 +108,10 @@ def _bounded(case: Case, rng: random.Random, *, follow: bool, configurations: tu
 
 
 def _under_other_weights(
-    program: Program, draw: InputSet, case: Case, choices: Sequence[tuple[int, ...]], rng: random.Random
+    program: Program, draw: InputSet, cases: Sequence[Case], choices: Sequence[tuple[int, ...]], rng: random.Random
 ) -> Iterator[Replay]:
-    """The calls under weights that changed. `case`: on its inputs, where weights do not have some of their own."""
-    plain = Replay(case, NAN, follow=False, bounded=True)
+    """The calls under weights that changed. `cases`: on their inputs, where weights do not have some of their own."""
+    plain = Replay(cases[0], NAN, follow=False, bounded=True)
     manners = (False, True) if _tunes(program) else (False,)
     # Weights of another form than the reference's (fused, permuted) cannot be updated from outside, and need not.
     moves = [(draw.moved, draw.moved_weights, True), (draw.updated, draw.updated_weights, False)]
@@ -117,8 +120,9 @@ def _under_other_weights(
             chosen = replace(plain, configurations=rng.choice(choices))
             moved = replace(chosen, case=other, weights=weights, needed=needed, tuning=tuning)
             yield replace(moved, seed=rng.getrandbits(32))
-            if of_earlier_calls(program):  # in which a kernel may have kept what is stale now
-                again = replace(chosen, follow=True, restored=False, moved_back=True)
+            # In each of these a kernel may use what it kept of weights, and is stale now.
+            for case in cases[:FOLLOWED] if of_earlier_calls(program) else ():
+                again = replace(chosen, case=case, follow=True, restored=False, moved_back=True)
                 yield replace(again, seed=rng.getrandbits(32))
     heavy = reference_arithmetic(draw.work) > MAX_WORK_FAR
     far = rng.sample(draw.far, min(FEW_FAR, len(draw.far))) if heavy else draw.far
@@ -200,19 +204,20 @@ def _cases(draw: InputSet, trials: int, constant_families: Sequence[str], rng: r
 def _in_a_row(calls: Sequence[Replay], telling: Sequence[Case], rng: random.Random, follow: bool) -> list[Replay]:
     """The calls, some of them after the one before with nothing restored between the two: at least one, on inputs that
     tell and that are other ones than those before. Where kernels are autotuned these are further ones, since the
-    constructor's run again, in another configuration, for a call that is restored. `follow`: they are followed.
+    constructor's run again, in another configuration, for a call that is restored. `follow`: they are followed, and
+    all but the first are such ones.
     """
     if len({call.configurations for call in calls}) == 1:
         sure = [place for place in range(1, len(calls)) if _tells(calls[place], calls[place - 1], telling)]
         if sure:
             chosen = rng.choice(sure)
-            restored = [place != chosen and rng.random() < 0.5 for place in range(len(calls))]
+            restored = [place != chosen and not follow and rng.random() < 0.5 for place in range(len(calls))]
             return [
                 replace(call, restored=place == 0 or kept, follow=call.follow or (follow and place > 0 and not kept))
                 for place, (call, kept) in enumerate(zip(calls, restored, strict=True))
             ]
     found = list(calls)
-    for _ in range(FURTHER):
+    for _ in range(FURTHER + FOLLOWED * follow):
         cases = [case for case in telling if case is not found[-1].case] or telling
         again = replace(found[-1], case=rng.choice(cases), poison=_poison(rng), seed=rng.getrandbits(32))
         found.append(replace(again, follow=follow, restored=False))

@@ -176,7 +176,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         params = models.named_parameters(model)
         named = [[name, tape.window(parameter)] for name, parameter in params]
         buffers = models.named_buffers(model)
-        held = [[name, tape.window(buffer)] for name, buffer in buffers if buffer.is_floating_point()]
+        held = [[name, tape.window(buffer)] for name, buffer in buffers]
         for _, tensor in (*params, *buffers):
             if tape.places.is_away(tensor):
                 tape.places.stays(tensor)

@@ -29,7 +29,14 @@ from assay.kernels.inside.replay.ordering import Ordering
 from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.triton.bounds import spread
 from assay.kernels.inside.triton.commutation import by_values
-from assay.kernels.inside.triton.ledger import Access, OutOfBoundsError, WrongValueError, current, refuse
+from assay.kernels.inside.triton.ledger import (
+    Access,
+    OutOfBoundsError,
+    UnsupportedError,
+    WrongValueError,
+    current,
+    refuse,
+)
 from assay.kernels.inside.triton.rebuilt import FILE
 from assay.types import Json
 
@@ -65,6 +72,7 @@ _SPREADS = (
     "a race: {0}() computes a block from {1} elements that it stored and then loaded, or decides by them. Where they "
     "are fewer than its threads, one stores what all load, in no order. Call tl.debug_barrier() between the two"
 )
+_PART = "{0}() makes a {1} of {2} bytes of elements of {3}, of which the others may be unwritten: use whole elements"
 _TOO_MANY = (
     "{0}() touches blocks of more than {1} forms where it has written before, with no barrier between. Whether one "
     "thread has each element both times is looked up for no more. Call tl.debug_barrier() between the two"
@@ -226,6 +234,8 @@ class Accesses:
         """One access to one storage. `here`: which of those that the mask chooses; None for all."""
         storage, what = self._order[index], access.what
         grain = self._memory.granularity[storage]
+        if access.size < grain:
+            refuse(UnsupportedError(_PART.format(self.name, what, access.size, grain)))
         offsets = (at - self._starts[index]).astype(np.int64)
         slots = offsets // grain
         parts = max(1, access.size // grain)

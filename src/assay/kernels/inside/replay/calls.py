@@ -1,7 +1,8 @@
 """What the replay harnesses share: a program built once and called on sets of inputs, on some `Machine`.
 
-The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `weight_seed`, and `after`, the number, dtype and shape
-of each input that the reference changes in some case: what they hold after a call follows its outputs.
+The header has `init_inputs`, `inputs`, `outputs`, `parameters`, `initial` (a digest of each at the start),
+`weight_seed`, and `after`, the number, dtype and shape of each input that the reference changes in some case: what they
+hold after a call follows its outputs.
 The first round has the tensors of `get_init_inputs`. A later one has the buffers of one or several calls, one after
 the other, and last a list with a control record for each: the fields of `player.Manner`, `weights`, by name, `needed`,
 `own`, the fields of each `numerics.held_inputs.Own`, and `blobs`, how many buffers are its own. Outputs are bytes; the
@@ -65,7 +66,7 @@ def play(
     while (blobs := read_inputs()) is not None:
         outputs: list[memoryview] = []
         for control, own in _calls_of(blobs):
-            entry, made = _call(player, machine, control, own, header)
+            entry, made = _call(player, machine, control, own, header | {"starts": starts})
             told.append(entry)
             if made is None:
                 return {"calls": told, "starts": starts, "fault": entry["fault"]}
@@ -93,7 +94,9 @@ def _call(
     own = {output: _own(entry, blobs) for output, *entry in control.pop("own", ())}
     entry: dict[str, Json] = {}
     try:
-        moved = _weights(program, header["parameters"], weights, blobs, whole)
+        moved = _weights(
+            program, header["parameters"], weights, blobs, whole, header["starts"], header.get("initial", ())
+        )
         entry["weights"] = moved is not None
         account = player.call(inputs, Manner(**control), moved, own)
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
@@ -160,28 +163,44 @@ def _weights(
     weights: Mapping[str, Json],
     blobs: Sequence[memoryview],
     whole: bool,
+    starts: Sequence[str],
+    initial: Sequence[str],
 ) -> dict[int, torch.Tensor] | None:
     """Number of a parameter, or of a buffer after those -> the values that it is to hold, found by name, or parameters
-    by order and shape; None where neither fits. A parameter of the reference's is one here, too: buffers are not
+    by what they start with; None where neither fits. A parameter of the reference's is one here, too: buffers are not
     trained.
+
+    starts, initial: digests of the parameters at the start, here and in the reference.
 
     whole: all parameters must be there under those names, not only the ones that are set.
     """
     if not weights:
         return {}
-    windows = (*program.params, *program.buffers)
     given = [name for name, _ in names]
+    windows = (*program.params, *program.buffers)
     named = [(number, name) for number, (name, _) in enumerate(windows)]
     own = {name: number for number, name in reversed(named) if number < len(program.params) or name not in given}
     sizes = [list(window.size) for _, window in windows]
     wanted = {name: shape for name, shape in names if whole or name in weights}
     wanted |= {name: entry["shape"] for name, entry in weights.items()}
     by_name = all(name in own and sizes[own[name]] == shape for name, shape in wanted.items())
-    in_order = sizes[: len(program.params)] == [shape for _, shape in names] and weights.keys() <= set(given)
-    if not by_name and not in_order:
+    found = own if by_name else dict(zip(given, _like(starts, initial), strict=False))
+    if not weights.keys() <= found.keys():
         return None
-    chosen = {own[name] if by_name else given.index(name): entry for name, entry in weights.items()}
+    chosen = {found[name]: entry for name, entry in weights.items()}
     return dict(zip(chosen, tensors_of(list(chosen.values()), blobs, "cpu"), strict=True))
+
+
+def _like(starts: Sequence[str], initial: Sequence[str]) -> list[int]:
+    """The parameters that start as the reference's do, in its order; none where one of its has no like."""
+    left, found = list(enumerate(starts)), list[int]()
+    for digest_ in initial:
+        pair = next((pair for pair in left if pair[1] == digest_), None)
+        if pair is None:
+            return []
+        left.remove(pair)
+        found.append(pair[0])
+    return found
 
 
 def _told(account: Account) -> dict[str, Json]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+from unicodedata import normalize
 
 import torch
 
@@ -41,7 +42,7 @@ class Memory:
     def __init__(self, program: Program, device: str = "cpu", *, marked: bool = True) -> None:
         self.device, self.marked = device, marked
         seen = _windows(program)
-        self.granularity = _granularity(len(program.storages), seen)
+        self.granularity = _granularity(program, seen)
         shown = {window.storage for window in seen} | {storage for storage, _ in program.constants}
         # What only later calls of the recording used is not part of the program.
         sizes = [size if place in shown else 0 for place, size in enumerate(program.storages)]
@@ -202,9 +203,11 @@ def _windows(program: Program) -> list[Window]:
     return seen
 
 
-def _granularity(storages: int, seen: Sequence[Window]) -> list[int]:
-    """Bytes of the smallest element that each storage is shown with."""
-    found = [16] * storages
+def _granularity(program: Program, seen: Sequence[Window]) -> list[int]:
+    """Bytes of the smallest element that each storage is shown with; one where kernels may cast pointers, and so write
+    a part of an element."""
+    casts = any("pointer_type" in normalize("NFKC", f"{kernel.source}{kernel.names}") for kernel in program.kernels)
+    found = [1 if casts else 16] * len(program.storages)
     for window in seen:
         found[window.storage] = min(found[window.storage], DTYPES[window.dtype])
     return found

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.outputs.written import Own, is_whole, written
-from assay.kernels.inside.replay.state import State, flows
+from assay.kernels.inside.replay.state import Row, State, flows
 from assay.kernels.inside.tensors import write
 from assay.kernels.program.form import (
     Descriptor,
@@ -83,7 +83,7 @@ class Account:
     params_changed: tuple[str, ...] = ()
     """Parameters that hold other bytes than before, or in which kernels wrote."""
     left: tuple[Json, ...] = ()
-    """What it read of an earlier call and left otherwise (`state`); of calls that follow another one alone."""
+    """What calls so far read of earlier ones and left otherwise (`state.Row`)."""
 
 
 class CompilerError(Exception):
@@ -176,6 +176,7 @@ class Player:
         self._fresh = [place for place in range(len(program.storages)) if place not in known]
         self._left_out = {id(program.forward[place]) for place in program.once}
         self._moved: set[int] = set()
+        self._row = Row()
 
     def call(
         self,
@@ -207,11 +208,11 @@ class Player:
             self._go_on(inputs, manner.poison, weights or {})
         params = [_bytes_of(self.memory.tensor(window)).clone() for _, window in self.program.params]
         follow = manner.follow and self._machine.follows
-        earlier = self._of_earlier_calls if follow and not manner.restored else ()
+        earlier = self._of_earlier_calls if follow else ()
         state = self.memory.state = State(self.memory.raw, self.memory.granularity, earlier) if earlier else None
         told = self.forward(manner)
         self.memory.state = None
-        left = self._left(state) if state is not None else ()
+        left = self._left(state, follows=not manner.restored) if state is not None else ()
         outputs = range(len(self.program.outputs))
         found = [written(self.memory, self.program, place, inputs, own or {}) for place in outputs] if follow else []
         unwritten = tuple(each.unwritten for each in found) if follow else (0,) * len(outputs)
@@ -219,9 +220,10 @@ class Player:
         changed = self._changed_params(params, written=follow)
         return Account(told, unwritten, partly, self._changed_inputs(inputs), changed, tuple(left))
 
-    def _left(self, state: State) -> list[Json]:
+    def _left(self, state: State, *, follows: bool) -> list[Json]:
+        self._row.take(state, follows=follows)
         results = {window.storage for window in (*self.program.outputs, *self.program.inputs)}
-        return state.left(results, flows(self.program.forward, lambda kernel: self._kernels[kernel].touches()))
+        return self._row.left(results, flows(self.program.forward, lambda kernel: self._kernels[kernel].touches()))
 
     def _go_on(self, inputs: Sequence[torch.Tensor], poison: int, weights: Mapping[int, torch.Tensor]) -> None:
         """Make memory what a later call finds: all that lasts is as the last call left it, the rest is fresh. What the

@@ -1,6 +1,6 @@
 """Memory that outlives a call of forward, and whether the call leaves it as it found it.
 
-What a call reads there before it writes it, an earlier call left. If it ends with other values, no number of calls
+What a call reads there before it writes it, an earlier call left. If a call ends with other values, no number of calls
 shows what the next ones do: a kernel that counts its calls may stop at any of them. Tickets and locks are given back,
 sums are cleared, tables are written once; statistics that no output depends on may run.
 """
@@ -52,6 +52,40 @@ def _storages(values: Iterable[Value]) -> frozenset[int]:
     return frozenset(window.storage for value in values for window in windows_in(value))
 
 
+class Row:
+    """What the calls of a replay read and changed, each as the others left it."""
+
+    def __init__(self) -> None:
+        self.read: dict[int, torch.Tensor] = {}
+        """Whether any call read an element before it wrote it."""
+        self.changed: dict[int, torch.Tensor] = {}
+        """Whether any call left it otherwise than the one before it."""
+
+    def take(self, state: State, *, follows: bool) -> None:
+        """Take a call into the account. `follows`: it found what another one left; the first one may write what later
+        ones keep."""
+        for place, read in state.read.items():
+            self.read[place] = self.read[place] | read if place in self.read else read.clone()
+            changed = state.changed(place) if follows else torch.zeros_like(read)
+            self.changed[place] = self.changed[place] | changed if place in self.changed else changed
+
+    def left(self, results: Collection[int], steps: Sequence[Flow]) -> list[Json]:
+        """Of each storage that one call reads, another changes, and that may decide a result: how many elements, and
+        which line writes them. A call may read what it does not change itself, and hand it on by turns.
+
+        Args:
+            results: Storages of outputs, and of inputs, which may be changed in place.
+            steps: What those of forward may do.
+        """
+        found: list[Json] = []
+        for place, read in self.read.items():
+            elements = int((self.changed[place] & read).sum())
+            if elements and not _reach(place, steps).isdisjoint(results):
+                line = next((step.line for step in steps if place in step.writes), 0)
+                found.append({"elements": elements, "line": line})
+        return found
+
+
 class State:
     """What one call does to it."""
 
@@ -78,25 +112,9 @@ class State:
         if writes:
             written[slots] = True
 
-    def left(self, results: Collection[int], steps: Sequence[Flow]) -> list[Json]:
-        """Of each storage that is left otherwise and may decide a result: how many elements, and which line writes
-        them.
-
-        Args:
-            results: Storages of outputs, and of inputs, which may be changed in place.
-            steps: What those of forward may do.
-        """
-        found: list[Json] = []
-        for place, before in self._before.items():
-            changed = int((self._changed(place, before) & self.read[place]).sum())
-            if changed and not _reach(place, steps).isdisjoint(results):
-                line = next((step.line for step in steps if place in step.writes), 0)
-                found.append({"elements": changed, "line": line})
-        return found
-
-    def _changed(self, place: int, before: torch.Tensor) -> torch.Tensor:
+    def changed(self, place: int) -> torch.Tensor:
         """Which elements hold other bytes than before."""
-        grain = self._granularity[place]
+        before, grain = self._before[place], self._granularity[place]
         differ = torch.zeros(len(self.read[place]) * grain, dtype=torch.bool)
         differ[: len(before)] = self._raw[place] != before
         return differ.view(-1, grain).any(dim=1)

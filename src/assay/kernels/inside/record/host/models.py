@@ -16,12 +16,17 @@ from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.tensors import hidden, hidden_by_class
 
 Module = torch.nn.Module
-TELLING = (
-    *("named_parameters", "parameters", "named_buffers", "buffers", "named_modules", "modules", "named_children"),
-    *("children", "_named_members", "state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict"),
-    *("__getattribute__", "get_parameter", "get_buffer", "get_submodule"),
+_FREE = frozenset(
+    {
+        *("__annotations__", "__dict__", "__doc__", "__module__", "__weakref__", "T_destination", "_version"),
+        *("call_super_init", "dump_patches", "__init__", "__call__", "__repr__", "__dir__", "extra_repr", "_get_name"),
+        *("forward", "train", "eval", "to", "cuda", "cpu", "half", "float", "double", "bfloat16", "type", "_apply"),
+        *("apply", "compile"),
+    }
 )
-"""Attributes of a model by which its caller comes to parameters and buffers."""
+"""What a model may say itself: how it is called, moved and shown, which is recorded, or tells nobody of weights."""
+TELLING = ("__getattribute__", *(name for name in vars(Module) if name not in _FREE))
+"""Attributes of a model by which its caller comes to parameters and buffers, saves and loads them: all others."""
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 """What is called while weights are saved or loaded."""
 CONTAINERS = {
