@@ -313,6 +313,14 @@ EXACT: Exact = {
         case("libdevice.round(a)", "float32", single(0.49999997, 2.5, -2.5, 8388609.0)),
         [0.0, 3.0, -3.0, 8388609.0],
     ),
+    "a shift of a signed number by an unsigned one": (
+        case("(a >> b.to(tl.uint32)).to(tl.int32, bitcast=True)", "int32", whole(-8, 8), whole(1, 1)),
+        [-4, 4],
+    ),
+    "a shift of an unsigned number by a signed one": (
+        case("(a.to(tl.uint32, bitcast=True) >> b).to(tl.int32, bitcast=True)", "int32", whole(-8, 8), whole(1, 1)),
+        [2147483644, 4],
+    ),
     "saturated NaN": (case("libdevice.saturatef(a)", "float32", single(NAN, 2.0, -1.0)), [0.0, 1.0, 0.0]),
     "a saturated zero": (
         case("libdevice.saturatef(a).to(tl.int32, bitcast=True)", "int32", single(-0.0, -1e-40, 0.0)),

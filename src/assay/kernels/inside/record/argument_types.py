@@ -109,7 +109,8 @@ def check_exact(what: str, value: Any) -> None:
 
 
 def _check_plain(what: str, value: Any) -> None:
-    """Raises NotRecordableError for a tensor, or a descriptor, of which Triton would be shown something else."""
+    """Raises NotRecordableError for a tensor, or a descriptor, of which Triton would be shown something else, and
+    ValueError for a descriptor that no GPU takes."""
     for part in tuple.__iter__(value) if isinstance(value, tuple) else (value,):
         if isinstance(part, tuple):
             _check_plain(what, part)
@@ -123,6 +124,8 @@ def _check_plain(what: str, value: Any) -> None:
                 raise NotRecordableError(
                     f"{what} is a descriptor of something else than plain numbers: give TensorDescriptor lists of int"
                 )
+            if part.padding == "nan" and part.base.element_size() == 1:
+                raise ValueError(f"{what} is a descriptor of bytes that is padded with NaN, which a GPU refuses")
             part = part.base
         if isinstance(part, torch.Tensor) and (name := hidden(part) or hidden_by_class(type(part))):
             raise NotRecordableError(f"{what} is a tensor with a {name:.80} of its own in the place of PyTorch's")

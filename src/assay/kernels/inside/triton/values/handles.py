@@ -38,6 +38,11 @@ def numpy_dtype(dtype: Any) -> Any:
     return _POINTER if isinstance(dtype, tl.pointer_type) else _NUMPY[dtype.name]
 
 
+def is_held_as_bits(dtype: Any) -> bool:
+    """Whether NumPy has no such fractions, so that whole numbers hold their bits."""
+    return dtype.scalar.name in _AS_BITS
+
+
 def _typed(handle: Any) -> None:
     """Cast what a new value holds to its type."""
     wanted, data = numpy_dtype(handle.dtype), handle.data
@@ -45,7 +50,7 @@ def _typed(handle: Any) -> None:
         return
     if wanted == _BOOL and data.dtype.kind in "iu":
         handle.data = (data & 1).astype(_BOOL)  # an int1 has one bit
-    elif handle.dtype.scalar.name in _AS_BITS:
+    elif is_held_as_bits(handle.dtype):
         refuse(UnsupportedError(f"the interpreter cannot compute this in {handle.dtype.scalar}; cast to float32"))
     else:
         handle.data = data.astype(wanted)

@@ -17,6 +17,7 @@ from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.functions import canonical, flushed
+from assay.kernels.inside.triton.values.handles import is_held_as_bits
 
 _BOOL = np.dtype(np.bool_)
 _COUNT = 0xFFFFFFFF
@@ -28,8 +29,9 @@ _QUOTIENT = 2.0**11
 def install(builder: Any) -> None:
     """Put it into the interpreter's builder (`InterpreterBuilder`)."""
     _install_integers(builder)
-    for name in ("lshr", "ashr"):
-        _install_shift(builder, f"create_{name}", np.right_shift)
+    # Triton names the operation by the left operand's own type, before both have a common one.
+    _install_shift(builder, "create_lshr", partial(_shifted_as, "u"))
+    _install_shift(builder, "create_ashr", partial(_shifted_as, "i"))
     _install_shift(builder, "create_shl", np.left_shift)
     for name, function in _EXTREMES.items():
         _install_extreme(builder, f"create_{name}", function)
@@ -37,6 +39,7 @@ def install(builder: Any) -> None:
     builder.create_frem = _remainder
     builder.create_umulhi = _high_product
     _install_structure(builder)
+    _install_padding(builder)
     _install_atomics(builder)
 
 
@@ -99,6 +102,12 @@ def _install_shift(builder: Any, name: str, function: Callable[[Any, Any], Any])
         return found
 
     setattr(builder, name, shifted)
+
+
+def _shifted_as(kind: str, values: Any, count: Any) -> Any:
+    """To the right, as whole numbers with a sign (`i`) or without one (`u`)."""
+    as_kind = np.dtype(f"{kind}{values.dtype.itemsize}")
+    return np.right_shift(values.view(as_kind), count.astype(as_kind)).view(values.dtype)
 
 
 def larger(left: Any, right: Any, choose: Any = np.fmax) -> Any:
@@ -171,6 +180,28 @@ def _high_product(_self: Any, lhs: Any, rhs: Any) -> Any:
     else:
         found = np.asarray(engine.np_umulhi_u64(left, right))
     return engine.TensorHandle(found.view(lhs.data.dtype), lhs.dtype.scalar)
+
+
+def _install_padding(builder: Any) -> None:
+    """Refuse NaN as padding of what is held as bits, of which the interpreter makes a number."""
+    of_block, of_descriptor = builder.create_tensor_pointer_load, builder.create_descriptor_load
+
+    def create_tensor_pointer_load(self: Any, pointer: Any, boundary: Any, padding: Any, *options: Any) -> Any:
+        _check_padding(pointer.base, padding)
+        return of_block(self, pointer, boundary, padding, *options)
+
+    def create_descriptor_load(self: Any, descriptor: Any, *arguments: Any) -> Any:
+        _check_padding(descriptor.base, descriptor.padding)
+        return of_descriptor(self, descriptor, *arguments)
+
+    builder.create_tensor_pointer_load = create_tensor_pointer_load
+    builder.create_descriptor_load = create_descriptor_load
+
+
+def _check_padding(base: Any, padding: Any) -> None:
+    kind = base.get_element_ty()
+    if padding == engine._ir.PADDING_OPTION.PAD_NAN and is_held_as_bits(kind):
+        refuse(UnsupportedError(f"the interpreter has no NaN of {kind} for padding: pad with zeros, or use tl.where"))
 
 
 def _install_structure(builder: Any) -> None:
