@@ -20,7 +20,10 @@ HELD = {
     "other data of a buffer": ("self.shift.data = torch.zeros_like(self.shift)", "the buffer shift"),
     "another buffer": ("self.shift = torch.zeros_like(self.shift)", "the buffer shift"),
     "a buffer that is gone": ("self.shift = None", "the buffer shift"),
-    "a buffer that is new": ("self.register_buffer('more', torch.zeros(4, device=x.device))", ""),
+    "a buffer that is not saved": (
+        "self.register_buffer('more', torch.zeros(4, device=x.device), persistent=False)",
+        "",
+    ),
     "another buffer of whole numbers": ("self.count = torch.ones_like(self.count)", ""),
 }
 DOUBLES = """
@@ -361,6 +364,27 @@ def test_parameters_and_buffers_stay_the_tensors_that_a_caller_holds(trials: Tri
     outcome = trials.run(SNAKE, snaking(forward, constructor=made))
     assert outcome.end == ("wrong" if named else "ok"), outcome
     assert not named or f"in the place of {named}" in outcome.message
+
+
+OF_CALLERS = {
+    "another buffer": ("self.register_buffer('more', torch.zeros(4, device=x.device))", "adds more"),
+    "another parameter": ("self.more = nn.Parameter(torch.zeros(4, device=x.device))", "adds more"),
+    "a gradient": ("self.frequency.grad = torch.empty_like(self.frequency)", "is trained"),
+    "a frozen parameter": ("self.frequency.requires_grad_(False)", "is trained"),
+}
+
+
+@pytest.mark.parametrize("how", OF_CALLERS)
+def test_forward_leaves_alone_what_is_trained_and_saved(trials: Trials, how: str) -> None:
+    first, said = OF_CALLERS[how]
+    forward = f"""
+    if not self.done:
+        self.done = True
+        {first}
+    return snake(x, self.frequency, torch.empty_like(x))
+    """
+    outcome = trials.run(SNAKE, snaking(forward, constructor="self.done = False"))
+    assert outcome.end == "wrong" and said in outcome.message, outcome
 
 
 VERSIONS = {

@@ -84,6 +84,8 @@ def _fixed(
     shared = {storage for call in others for storage in _storages(call) & made}
     fixed = {place: f"constant {content}" for place, content in constants.items()}
     fixed |= {place: f"storage {place}" for place in (*shared, *range(before)) if place not in constants}
+    # A call has names of its own for its inputs; those of another call, as the caller made them, it still holds.
+    fixed |= {window[0]: f"input {window[0]} of another call" for call in (first, others[0]) for window in call[0]}
     return fixed, shared
 
 

@@ -237,6 +237,11 @@ class _Caller:
         found = [(f"the parameter {name}", tensor) for name, tensor in self.parameters.items()]
         return found + [(f"the buffer {name}", tensor) for name, tensor in self.buffers.items()]
 
+    def state(self) -> list[str]:
+        """The names of what an optimizer trains, and of what is saved and loaded."""
+        trained = [name for name, _ in models.named_parameters(self.model)]
+        return [*trained, *models.saved_names(self.model)]
+
     def gone(self) -> str:
         """What the model has no more under its name; empty where it has everything."""
         now = (dict(models.named_parameters(self.model)), dict(models.named_buffers(self.model)))
@@ -282,6 +287,7 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
     held = caller.held()
     places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
     kinds = [type(tensor) for _, tensor in (*given, *held)]
+    trained, names = [_trained(tensor) for _, tensor in (*given, *held)], caller.state()
     # Streams may share the memory of parameters and of inputs that the reference leaves alone: a submission that
     # changes these is refused later.
     changed = [inputs[number] for number in header.get("changed", ())]
@@ -305,6 +311,11 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
             )
         if not tape.replaced and tape.window(tensor) != place:
             tape.replaced = f"forward puts another tensor in the place of {what}, which its caller still holds"
+    for (what, tensor), before in zip((*given, *held), trained, strict=True):
+        if not tape.replaced and _trained(tensor) != before:
+            tape.replaced = f"forward changes whether and how {what}, which its caller still holds, is trained"
+    if not tape.replaced and (more := [name for name in caller.state() if name not in names]):
+        tape.replaced = f"forward adds {more[0]:.80} to what is trained, or saved and loaded: do it in the constructor"
     if not tape.replaced and (gone := caller.gone()):
         tape.replaced = f"forward puts another tensor in the place of {gone}, which its caller still holds"
     if "structure" in header and (structure := structure_of(value)) != header["structure"]:
@@ -320,6 +331,12 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
         )
     streams.order.end([*outputs, *changed])
     return inputs, steps, outputs
+
+
+def _trained(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What autograd and optimizers go by, besides values."""
+    with torch._C.DisableTorchFunction():
+        return tensor.requires_grad, id(tensor.grad), id(tensor.grad_fn), len(tensor._backward_hooks or ())
 
 
 def _arguments(entries: Sequence[Json]) -> list[Any]:

@@ -25,8 +25,12 @@ _FREE = frozenset(
     }
 )
 """What a model may say itself: how it is called, moved and shown, which is recorded, or tells nobody of weights."""
-TELLING = ("__getattribute__", *(name for name in vars(Module) if name not in _FREE))
+TELLING = (
+    *("__getattribute__", "__class__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"),
+    *(name for name in vars(Module) if name not in _FREE),
+)
 """Attributes of a model by which its caller comes to parameters and buffers, saves and loads them: all others."""
+_PARTS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 """What is called while weights are saved or loaded."""
 CONTAINERS = {
@@ -69,6 +73,13 @@ def check(model: Any) -> None:
                     f"{name} of {type(part).__name__:.80} is a {type(own[name]).__name__:.80}, through which its "
                     "caller reads or sets its weights: leave it as torch.nn.Module makes it"
                 )
+        spaces = (own, *map(vars, _bases_of(type(part))))
+        names = [name for container in _PARTS for name in own.get(container) or {}]
+        if name := next((name for name in names for space in spaces if name in space), ""):
+            raise NotRecordableError(
+                f"{type(part).__name__:.80} has something else under the name {name:.80}, which hides a part of it: "
+                "leave that out"
+            )
         for name in ("_parameters", "_buffers"):
             for tensor in (own.get(name) or {}).values():
                 _check_tensor(tensor, f"in {name} of {type(part).__name__:.80}")
@@ -101,6 +112,11 @@ def _changed(kind: type) -> Collection[str]:
 def named_parameters(model: Any) -> list[tuple[str, torch.Tensor]]:
     """Its parameters, as PyTorch names them."""
     return list(Module.named_parameters(model))
+
+
+def saved_names(model: Any) -> list[str]:
+    """The names under which it is saved and loaded."""
+    return list(Module.state_dict(model, keep_vars=True))
 
 
 def named_buffers(model: Any) -> list[tuple[str, torch.Tensor]]:
