@@ -543,6 +543,7 @@ UNKNOWN = {
     ),
     "a product less itself": case("found = a * a\nfound = found - found", "float32", single(1.3)),
     "an exponential in float64": case("tl.exp(a)", "float64", ("float64", [1.3])),
+    "a logarithm of eight in float64": case("tl.log2(a)", "float64", ("float64", [8.0])),
     "a fused product that was joined": case(
         "p, q = tl.split(tl.join(a * a, a))\nfound = p - b", "float32", single(1.3), single(1.69)
     ),
@@ -683,6 +684,7 @@ KNOWN = {
         "int32",
         whole(*[-128] * 32, dtype="int8"),
     ),
+    "a logarithm of one in float64": case("tl.log2(a)", "float64", ("float64", [1.0])),
     "logarithms of powers of two": case("tl.log2(a)", "float32", single(0.25, 1024.0)),
     "a number within a type": case("a.to(tl.int16)", "int16", single(-32768.0, 32767.5)),
     "a product that was narrow": case("(a * a).to(tl.bfloat16).to(tl.float32) - 1.0", "float32", single(1.3, 0.7)),
