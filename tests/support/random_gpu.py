@@ -250,7 +250,10 @@ def _function(name: str, plain: Any) -> Any:
             exact = np.asarray(exactly.get(name, getattr(np, name, None))(values.astype(_precise(name)))).astype(
                 np.float64
             )
-            return plain(self, arg) if name == "sqrt" else _rounded(gpu().off(name, exact, 1, kind), _Result(kind))
+            if name == "sqrt":
+                return plain(self, arg)
+            settled = _settled(name, exact, [values]) & ((name != "log2") | (values == 1))
+            return _rounded(np.where(settled, exact, gpu().off(name, exact, 1, kind)), _Result(kind))
         if name in _ALWAYS_ZERO or gpu().habits.flushes:
             values = np.where(_denormal(values), np.copysign(np.longdouble(0), values), values)
         with np.errstate(all="ignore"):
