@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import math
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -31,6 +32,10 @@ def case(lines: str, out: str, *inputs: tuple[str, list[Any]], **more: Any) -> d
 
 def single(*numbers: float) -> tuple[str, list[float]]:
     return "float32", list(numbers)
+
+
+def double(*numbers: float) -> tuple[str, list[float]]:
+    return "float64", list(numbers)
 
 
 def whole(*numbers: int, dtype: str = "int32") -> tuple[str, list[int]]:
@@ -253,6 +258,26 @@ EXACT: Exact = {
         [0.0, 1.5],
     ),
     "small powers": (case("tl.exp2(a)", "float32", single(-130.0, -1.0)), [0.0, 0.5]),
+    "fma of float64 rounds once, beside the middle of two numbers": (
+        case("tl.fma(a, b, c)", "float64", double(1.5, 1.5), double(-127.9, -127.9), double(4e-138, -4e-138)),
+        [-191.85, -191.85000000000002],
+    ),
+    "what fma of float64 leaves of equals": (
+        case("libdevice.fma(a, a, b)", "float64", double(1.0 + 2.0**-52), double(-1.0 - 2.0**-51)),
+        [2.0**-104],
+    ),
+    "fma of float64 comes back from beyond the largest number": (
+        case("tl.fma(a, a, b)", "float64", double(2.0**512, 2.0**-537), double(-(2.0**1023), 0.0)),
+        [2.0**1023, 2.0**-1074],
+    ),
+    "remainders of float64 with large quotients": (
+        case("a % b", "float64", double(1e15, 1e300), double(0.1, 3.0)),
+        [float(Fraction(1e15) - int(1e15 / 0.1) * Fraction(0.1)), float(Fraction(1e300) - int(1e300 / 3.0) * 3)],
+    ),
+    "lgamma of float64 beside its roots": (
+        case("libdevice.lgamma(a)", "float64", double(1.0 - 2.0**-53, 1.0 + 2.0**-52)),
+        [6.408381213480008e-17, -1.2816762426960008e-16],
+    ),
     "fma rounds once": (
         case("tl.fma(a, a, b)", "float32", single(1.0 + 2.0**-12), single(-1.0)),
         [2.0**-11 + 2.0**-24],
@@ -429,7 +454,7 @@ REFUSED = {
     "a shift of truth values": (case("(a > 0) << (a > 0)", "bool", ZERO), "shift of truth"),
     "a division of truth values": (case("(a > 0) // (a >= 0)", "bool", ZERO), "division of truth"),
     "an infinity of eight bits": (case("a.to(tl.bfloat16)", "bfloat16", ("float8_e5m2", [0x7C])), "takes for a number"),
-    "a cast past float32": (case("a.to(tl.float8e5)", "float8_e5m2", ("float64", [1.0])), "by way of float32"),
+    "a cast past float32": (case("a.to(tl.float8e5)", "float8_e5m2", double(1.0)), "by way of float32"),
     "a product of eight bits": (case("tl.cumprod(a, 0)", "float8_e5m2", ("float8_e5m2", [0x3C])), "compute in fp8e5"),
     "a counter that begins anew": (
         case("found = a\nfor j in range(2147483646, 2147483647, 2):\n    found += 1", "int32", ZERO),
@@ -543,7 +568,7 @@ UNKNOWN = {
     ),
     "a product less itself": case("found = a * a\nfound = found - found", "float32", single(1.3)),
     "an exponential in float64": case("tl.exp(a)", "float64", ("float64", [1.3])),
-    "a logarithm of eight in float64": case("tl.log2(a)", "float64", ("float64", [8.0])),
+    "a logarithm of eight in float64": case("tl.log2(a)", "float64", double(8.0)),
     "a fused product that was joined": case(
         "p, q = tl.split(tl.join(a * a, a))\nfound = p - b", "float32", single(1.3), single(1.69)
     ),
@@ -684,7 +709,7 @@ KNOWN = {
         "int32",
         whole(*[-128] * 32, dtype="int8"),
     ),
-    "a logarithm of one in float64": case("tl.log2(a)", "float64", ("float64", [1.0])),
+    "a logarithm of one in float64": case("tl.log2(a)", "float64", double(1.0)),
     "logarithms of powers of two": case("tl.log2(a)", "float32", single(0.25, 1024.0)),
     "a number within a type": case("a.to(tl.int16)", "int16", single(-32768.0, 32767.5)),
     "a product that was narrow": case("(a * a).to(tl.bfloat16).to(tl.float32) - 1.0", "float32", single(1.3, 0.7)),

@@ -571,6 +571,13 @@ def test_libdevice_outside_of_its_domain_is_no_fault(bench: Bench) -> None:
     assert np.isnan(found[3][[1, 2, 5, 6]]).all() and np.isnan(found[4][[3, 4, 5, 6, 7]]).all()
 
 
+def test_normcdf_of_float64_has_all_its_bits_far_from_zero(bench: Bench) -> None:
+    x = np.array([-35.0, -20.0, -4.0, 0.0, np.inf, -np.inf])
+    found = ok(bench.run(libdevice_module(["normcdf"], "v", "float64", ""), x, outputs=[("float64", (1, 6))]))
+    wanted = [1.1249107064724062e-268, 2.7536241186062337e-89, 3.167124183311992e-05, 0.5, 1.0, 0.0]
+    assert np.allclose(found[0], wanted, rtol=1e-15, atol=0.0)
+
+
 def test_a_function_that_is_not_there_is_unsupported(bench: Bench) -> None:
     missing = sorted(symbol for symbol in libdevice_symbols() - LIBRARY.keys() if symbol == "__nv_j0f")
     assert missing, "choose another function"

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from assay.kernels.inside.triton.values.functions import LEAST, flushed, fused
 
@@ -26,16 +27,28 @@ def _each(function: Callable[..., float]) -> Function:
     return np.vectorize(total, otypes=[np.float64])
 
 
-def _lgamma(x: float) -> float:
-    return math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) or x > _LGAMMA_MOST else math.lgamma(x)
+def _lgamma(x: Any) -> Any:
+    """By PyTorch: Python's is off by many last bits beside 1 and 2."""
+    return torch.lgamma(torch.tensor(x, dtype=torch.float64)).numpy()
+
+
+def _normcdf(x: Any) -> Any:
+    """By `erfc`, whose operand is not rounded: far from zero a last bit of that is a thousand of the result."""
+    exactly = -np.asarray(x, np.longdouble) * np.sqrt(np.longdouble(0.5))
+    near = exactly.astype(np.float64)
+    slope = -2.0 / math.sqrt(math.pi) * np.exp(-near * near)
+    return 0.5 * (_erfc(near) + np.where(np.isfinite(near), slope * (exactly - near), 0.0).astype(np.float64))
+
+
+_erfc = _each(math.erfc)
 
 
 def _tgamma(x: float) -> float:
     return math.copysign(math.inf, x) if x == 0 else math.inf if x > _TGAMMA_MOST else math.gamma(x)
 
 
-_LGAMMA_MOST, _TGAMMA_MOST = 2.5e305, 171.62
-"""Beyond these the result exceeds a float64."""
+_TGAMMA_MOST = 171.62
+"""Beyond it the result exceeds a float64."""
 
 
 def _half_away(x: Any) -> Any:
@@ -108,10 +121,10 @@ _FLOAT: dict[str, Function] = {
     "sinpi": _sine_of_half_turns,
     "cospi": partial(_sine_of_half_turns, ahead=1),
     "erf": _each(math.erf),
-    "erfc": _each(math.erfc),
-    "lgamma": _each(_lgamma),
+    "erfc": _erfc,
+    "lgamma": _lgamma,
     "tgamma": _each(_tgamma),
-    "normcdf": _each(lambda x: 0.5 * math.erfc(-x / math.sqrt(2))),
+    "normcdf": _normcdf,
 }
 
 LIBRARY: dict[str, Function] = {

@@ -6,7 +6,9 @@ What a GPU has other last bits of is rounded to nearest here; how far off that m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -55,25 +57,73 @@ def flushed(values: Any) -> Any:
 
 
 def widened(handle: Any) -> Any:
-    """Values in a type in which their products are exact, or nearly so."""
-    if handle.dtype.scalar == tl.bfloat16:
-        return bfloat16.wide(handle.data).astype(np.float64)
-    return handle.data.astype(np.longdouble if handle.data.dtype == _DOUBLE else np.float64)
+    """Values as float64, in which products of narrower ones are exact."""
+    return (bfloat16.wide(handle.data) if handle.dtype.scalar == tl.bfloat16 else handle.data).astype(np.float64)
 
 
 def fused(x: Any, y: Any, z: Any) -> Any:
-    """x * y + z in float64, fit to be rounded to 32 bits or fewer; in 80 bits of float64 operands, not always exact."""
-    wide = np.longdouble if z.dtype == _DOUBLE else np.float64
-    return _added(x.astype(wide) * y.astype(wide), z.astype(wide))
+    """x * y + z, rounded once: of float64 operands to float64, else to what can be rounded once more."""
+    if z.dtype == _DOUBLE:
+        return _fused_doubles(*np.broadcast_arrays(x, y, z))
+    return _added(x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64))
+
+
+def _fused_doubles(x: Any, y: Any, z: Any) -> Any:
+    """As Boldo and Melquiond have it (Emulation of FMA, 2008), one by one where an exponent leaves its range."""
+    with np.errstate(all="ignore"):
+        high, low = _exact_product(x, y)
+        more, rest = _exact_sum(z, low)
+        head, tail = _exact_sum(high, more)
+        found = np.where(head + (tail + rest) == 0, x * y + z, head + _added(tail, rest))
+    usual = _within(x, 400) & _within(y, 400) & _within(z, 800)
+    for place in zip(*np.nonzero(~usual), strict=True):
+        found[place] = _fused_numbers(float(x[place]), float(y[place]), float(z[place]))
+    return found
+
+
+def _within(values: Any, power: int) -> Any:
+    return (values == 0) | ((np.abs(values) > 2.0**-power) & (np.abs(values) < 2.0**power))
+
+
+def _exact_product(x: Any, y: Any) -> tuple[Any, Any]:
+    """A product and what its rounding has cost (Dekker)."""
+    (left, right), (upper, lower) = _halves(x), _halves(y)
+    found = x * y
+    return found, right * lower - (((found - left * upper) - right * upper) - left * lower)
+
+
+def _halves(values: Any) -> tuple[Any, Any]:
+    """Two numbers of half as many bits, of which it is the sum (Veltkamp)."""
+    wide = values * (2.0**27 + 1.0)
+    upper = wide - (wide - values)
+    return upper, values - upper
+
+
+def _exact_sum(left: Any, right: Any) -> tuple[Any, Any]:
+    """A sum and what its rounding has cost (Knuth)."""
+    found = left + right
+    back = found - left
+    return found, (left - (found - back)) + (right - back)
+
+
+def _fused_numbers(x: float, y: float, z: float) -> float:
+    if not (math.isfinite(x) and math.isfinite(y)):
+        return x * y + z
+    if not math.isfinite(z):
+        return z
+    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    if exact == 0:
+        return x * y + z
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
 
 
 def _added(left: Any, right: Any) -> Any:
     """A sum of float64 that can be rounded once more as if it had not been: its last bit is set where it is inexact."""
-    found = np.asarray(left + right)
-    if found.dtype != _DOUBLE:
-        return found
-    back = found - left
-    lost = (left - (found - back)) + (right - back)
+    found, lost = _exact_sum(left, right)
+    found = np.asarray(found)
     bits = found.view(np.int64)
     odd = bits + np.where((lost > 0) == (found > 0), 1, -1)
     return np.where(np.isfinite(lost) & (lost != 0) & (bits & 1 == 0), odd, bits).view(np.float64)
@@ -92,7 +142,9 @@ def _after(builder: Any, name: str) -> None:
 
 def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
     """A product and a sum, rounded once."""
-    exact, dtype = _added(widened(x) * widened(y), widened(z)), z.dtype.scalar
+    dtype = z.dtype.scalar
+    wide = [widened(each) for each in (x, y, z)]
+    exact = _fused_doubles(*wide) if dtype == tl.float64 else _added(wide[0] * wide[1], wide[2])
     data = bfloat16.narrow(exact) if dtype == tl.bfloat16 else exact.astype(engine._get_np_dtype(dtype))
     return engine.TensorHandle(canonical(data), dtype)
 

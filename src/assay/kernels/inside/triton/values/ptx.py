@@ -16,14 +16,12 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
-from assay.kernels.inside.triton.values.functions import canonical, flushed
+from assay.kernels.inside.triton.values.functions import canonical, flushed, fused
 from assay.kernels.inside.triton.values.handles import is_held_as_bits
 
 _BOOL = np.dtype(np.bool_)
 _COUNT = 0xFFFFFFFF
 """Of the count of a shift, the bits that a GPU looks at."""
-_QUOTIENT = 2.0**11
-"""A larger one times a float64 has more bits than can be computed here."""
 
 
 def install(builder: Any) -> None:
@@ -164,10 +162,8 @@ def _remainder(_self: Any, lhs: Any, rhs: Any) -> Any:
 
 
 def _cut_remainder(left: Any, right: Any) -> Any:
-    wide = np.float64 if left.dtype == np.float32 else np.longdouble
     quotient = np.trunc(left / right)
-    found = (left.astype(wide) - quotient.astype(wide) * right.astype(wide)).astype(left.dtype)
-    found = unspecified(found, np.abs(quotient) >= _QUOTIENT) if wide is np.longdouble else found
+    found = fused(-quotient, right, left).astype(left.dtype)
     return np.where(np.isinf(right), left, found)
 
 
