@@ -83,6 +83,20 @@ Exact = dict[str, tuple[dict[str, Any], list[Any]]]
 EXACT: Exact = {
     "int8 wraps": (case("a + a", "int8", whole(100, -100, dtype="int8")), [-56, 56]),
     "int16 wraps": (case("a * a", "int16", whole(300, -300, dtype="int16")), [90000 - 65536, 90000 - 65536]),
+    "tgamma beyond the largest number": (
+        case("libdevice.tgamma(a)", "float64", double(1e-309, -1e-309, 171.7)),
+        [INF, -INF, INF],
+    ),
+    "constants of bfloat16 have six decimals": (
+        case("a + tl.where(i == 0, 4e-7, 1.6e-6).to(tl.bfloat16) * 0 + 1.6e-6", "bfloat16", ("bfloat16", [0.0])),
+        [2.0**-19 * (1 + 6 / 128)],
+    ),
+    "constants of bfloat16 below a millionth are zero": (case("a + 4e-7", "bfloat16", ("bfloat16", [0.0])), [0.0]),
+    "constants of eight bits": (
+        case("tl.where(a > 0, b, -1).to(tl.float32)", "float32", single(0.0), ("float8_e4m3fn", [0])),
+        [-1.0],
+    ),
+    "the complement of what has no sign": (case("~a", "uint32", whole(5, dtype="uint32")), [2**32 - 6]),
     "uint8 wraps": (case("a - b", "uint8", whole(3, 0, dtype="uint8"), whole(5, 1, dtype="uint8")), [254, 255]),
     "a wrapped int8 is compared": (case("a * a < a", "bool", whole(100, 3, dtype="int8")), [True, False]),
     "division cuts": (case("a // b", "int32", whole(7, -7, 7, -7), whole(3, 3, -3, -3)), [2, -2, -2, 2]),
@@ -455,6 +469,26 @@ REFUSED = {
     "a division of truth values": (case("(a > 0) // (a >= 0)", "bool", ZERO), "division of truth"),
     "an infinity of eight bits": (case("a.to(tl.bfloat16)", "bfloat16", ("float8_e5m2", [0x7C])), "takes for a number"),
     "a cast past float32": (case("a.to(tl.float8e5)", "float8_e5m2", double(1.0)), "by way of float32"),
+    "values in the words of Triton": (case("a.to(tl.int32)", "int32", ("float8_e5m2", [0x3C])), "cannot cast <['1'], "),
+    "a constant beyond eight bits": (
+        case("tl.where(a > 0, b, 500).to(tl.float32)", "float32", single(0.0), ("float8_e4m3fn", [0])),
+        "a constant that fp8e4nv cannot hold",
+    ),
+    "a shift by -1": (case("a << -1", "int32", ZERO), "a shift by a constant"),
+    "two kinds of halves": (
+        case("a.to(tl.float32) * a.to(tl.float32)", "float16", ("bfloat16", [1e-6])),
+        "is cast to float16",
+    ),
+    "a fraction beyond a byte": (case("a.to(tl.uint8)", "uint8", single(0.0, 300.0), bounded=True), "uint8 cannot"),
+    "no number of float64 as a byte": (case("a.to(tl.uint8)", "uint8", double(NAN), bounded=True), "uint8 cannot"),
+    "what is anything as a byte": (
+        case("(a % b).to(tl.uint8)", "uint8", single(INF), single(INF), bounded=True),
+        "uint8 cannot",
+    ),
+    "what may be beyond a byte": (
+        case("tl.exp(a).to(tl.uint8)", "uint8", single(5.5451774), bounded=True),
+        "uint8 cannot",
+    ),
     "a product of eight bits": (case("tl.cumprod(a, 0)", "float8_e5m2", ("float8_e5m2", [0x3C])), "compute in fp8e5"),
     "a counter that begins anew": (
         case("found = a\nfor j in range(2147483646, 2147483647, 2):\n    found += 1", "int32", ZERO),
@@ -655,6 +689,18 @@ ANYTHING = {
     "what an atomic operation leaves out": case(
         "tl.atomic_add(b_ptr + i, 1, mask=i < 2)", "int32", FEW, whole(5, 6, 7, 8)
     ),
+    "a narrow number taken for one without a sign": case(
+        "a.to(tl.uint64).to(tl.bfloat16)", "bfloat16", whole(-1, 5, dtype="int8")
+    ),
+    "a narrow constant for what is masked": case(
+        "tl.load(a_ptr + i, mask=i < 1, other=-5)", "int8", whole(1, 2, dtype="int8")
+    ),
+    "no number of another type": case("(a * 1.0).to(tl.bfloat16, bitcast=True)", "bfloat16", ("float16", [NAN])),
+    "a root of a denormal number": case("libdevice.cbrt(a)", "float32", single(1e-40)),
+    "products that vanish before infinity": case("tl.cumprod(a, 0)", "float32", single(1.0, 2.0**-100, 2.0**-100, INF)),
+    "a sum that leaves the range beside infinity": case("tl.cumsum(a, 0)", "float32", single(0.0, INF, -3e38, -3e38)),
+    "a product of float16 beyond its range, less a little": case("a * a - a * 2.0", "float16", ("float16", [256.0])),
+    "an infinity less a product that rounding makes one": case("a - b * b", "float32", single(INF), single(1e30)),
     "an extreme's place": case("tl.argmax(a * 0, 0, tie_break_left=False)", "int32", single(*range(64))),
     "NaN in a clamp": case("tl.clamp(a, -1.0, 1.0)", "float32", single(NAN)),
     "NaN as a bound": case("tl.clamp(a, -b, b)", "float32", single(2.0), single(NAN)),
@@ -712,6 +758,11 @@ KNOWN = {
     "a logarithm of one in float64": case("tl.log2(a)", "float64", double(1.0)),
     "logarithms of powers of two": case("tl.log2(a)", "float32", single(0.25, 1024.0)),
     "a number within a type": case("a.to(tl.int16)", "int16", single(-32768.0, 32767.5)),
+    "halves of one kind in another": case("a", "float16", ("bfloat16", [1e-6, 3e38])),
+    "a narrow constant with its sign everywhere": case(
+        "tl.load(a_ptr + i, mask=i < 1, other=-1)", "int8", whole(1, 2, dtype="int8")
+    ),
+    "fractions within a byte": case("a.to(tl.uint8)", "uint8", single(0.0, 255.9)),
     "a product that was narrow": case("(a * a).to(tl.bfloat16).to(tl.float32) - 1.0", "float32", single(1.3, 0.7)),
     "a product without a sum": case("tl.maximum(a * a, 0.0) * 1.0", "float32", single(1.3, 0.7)),
 }
@@ -782,6 +833,41 @@ def test_what_has_no_value_may_be_anything(name: str) -> None:
 def test_what_every_gpu_computes_is_exact(name: str) -> None:
     assert not numbers_and_bounds(name)[1].any()
     assert isinstance(of_gpus()[name], dict) and of_gpus()[name]["moved"] == 0, of_gpus()[name]
+
+
+NEAR, LOSS = 1.0 + 2.0**-12, 2.0**-24
+"""A float32, and what its square loses to rounding."""
+MADE_OTHERWISE = {
+    "a product in tl.fma by 1": (case("tl.fma(a * a, 1.0, -b)", "float32", single(NEAR), single(1 + 2.0**-11)), LOSS),
+    "a sum of tl.fma by -1": (case("tl.fma(-1.0, b, a * a)", "float32", single(NEAR), single(1 + 2.0**-11)), LOSS),
+    "a product of tl.fma with zero": (
+        case("tl.fma(a, a, -0.0) - b", "float32", single(NEAR), single(1 + 2.0**-11)),
+        LOSS,
+    ),
+    "a product with its own sign": (
+        case("libdevice.copysign(a * a, a * a) - b", "float32", single(NEAR), single(1 + 2.0**-11)),
+        LOSS,
+    ),
+    "the larger of a product and itself": (
+        case("tl.max(tl.join(a * a, a * a), 1) - b", "float32", single(NEAR), single(1 + 2.0**-11)),
+        LOSS,
+    ),
+    "a sum made in the type that it is cast to": (
+        case("a.to(tl.float32) - a * b", "float16", ("float16", [-7.726439812202246]), ("float16", [110.0])),
+        0.5,
+    ),
+    "a quotient at the end of the range": (
+        case("a / tl.exp(b).to(tl.float64)", "float64", double(1e-319), single(-60.0)),
+        1e-300,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OTHERWISE)
+def test_what_the_compiler_makes_otherwise_has_a_bound_of_that_size(name: str) -> None:
+    found, least = MADE_OTHERWISE[name]
+    answer = program("value_cases", given=json.dumps([{**found, "bounded": True}]))[0]
+    assert isinstance(answer, list) and answer[1][0] >= least, answer
 
 
 def test_either_of_two_products_is_fused() -> None:

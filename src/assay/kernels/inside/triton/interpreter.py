@@ -231,6 +231,8 @@ def _keep_language_patched() -> None:
         engine._patch_lang_tensor(language.tensor, scope)
         engine._patch_lang_core(language, scope)
     tl.core.tensor.T = property(tl.trans)
+    # As for the compiler. The interpreter's has the values, which are secret, and Triton puts it into its messages.
+    tl.core.tensor.__str__ = tl.core.tensor.__repr__ = lambda self: str(self.type)
     engine._patch_builtin(tl.math, builder, scope)
     engine._patch_builtin(tl.core.tensor_descriptor_base, builder, scope)
     engine._patch_lang = lambda fn: _NothingToRestore()

@@ -159,6 +159,8 @@ class Ledger:
         self.bounds, self.secret = bounds, secret
         self.fuses = True
         """Whether a GPU may fuse products with sums in the launch under way."""
+        self.beyond_half = False
+        """Whether the launch under way computes with numbers of bfloat16 that float16 has not."""
         self.any_order = False
         """Whether sums and products under way might be made of other ones, in another order: they lose what rounding
         costs, also of exact numbers."""
@@ -195,6 +197,7 @@ class Ledger:
         if not 1 <= len(grid) <= 3 or min(grid) < 0:
             raise ValueError(f"a grid has 1 to 3 sizes, none of them negative; this one is {grid}")
         self.launches[name] += 1
+        self.beyond_half = False
         self.programs += max(1, math.prod(grid))
         if self.programs > self.max_programs:
             self.refuse(

@@ -44,11 +44,10 @@ _erfc = _each(math.erfc)
 
 
 def _tgamma(x: float) -> float:
-    return math.copysign(math.inf, x) if x == 0 else math.inf if x > _TGAMMA_MOST else math.gamma(x)
-
-
-_TGAMMA_MOST = 171.62
-"""Beyond it the result exceeds a float64."""
+    try:
+        return math.copysign(math.inf, x) if x == 0 else math.gamma(x)
+    except OverflowError:
+        return math.copysign(math.inf, x)
 
 
 def _half_away(x: Any) -> Any:

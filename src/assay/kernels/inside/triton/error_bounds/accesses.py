@@ -23,6 +23,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
 )
 from assay.kernels.inside.triton.error_bounds.memory import BITS, UNKNOWN, Bounds, Found, Kind, line_of_kernel
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 _plain: Any = engine.InterpreterBuilder
@@ -88,7 +89,8 @@ def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
     found = _plain.create_masked_load(self, ptrs, mask, *rest, **options)
     threads.spread(found)
     noted, other = bounds(), rest[0] if rest else options.get("other")
-    exact = all(
+    fills = other is not None and _spreads(other)
+    exact = not fills and all(
         part is None or not isinstance(part, engine.TensorHandle) or bound(part) is None for part in (ptrs, mask, other)
     )
     if exact and not noted.noted and noted.unspecified is None:
@@ -98,12 +100,21 @@ def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
     limits, shared = (0.0, None) if seen is None else _as_read(found, seen)
     if shared is not None:
         shared = Lean(np.where(active, shared.origins, 0), shared.parts, np.where(active, shared.copies, 0))
-    limits = np.where(active, limits, or_zero(None if other is None else bound(other)))
+    limits = np.where(active, limits, UNKNOWN if fills else or_zero(None if other is None else bound(other)))
     elsewhere = np.asarray(or_zero(bound(ptrs))) > 0
     masked = np.asarray(or_zero(bound(mask) if isinstance(mask, engine.TensorHandle) else None)) > 0
     limits = np.where(masked | (elsewhere & active), UNKNOWN, limits)
     lanes, noted.unspecified = noted.unspecified, None
     return give(found, limits if lanes is None else np.where(lanes, UNKNOWN, limits), shared)
+
+
+def _spreads(other: Any) -> bool:
+    """Whether a constant that stands for what a mask leaves out fills the word that it is put into with its sign."""
+    data = other.data
+    if not is_constant(other) or data.dtype.kind not in "iu" or data.itemsize > 2 or other.dtype.scalar.is_floating():
+        return False
+    signed = data.view(f"i{data.itemsize}")
+    return bool(((signed < 0) & (signed != -1)).any())
 
 
 def _as_read(found: Any, seen: Found) -> tuple[Any, Lean | None]:

@@ -121,6 +121,7 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         known = [arg for arg in args if type(arg) is engine.TensorHandle and arg.attr and carries(arg)]
         if cast:
             choices.note_whole(found, args[0])
+            choices.keep_within_bytes(found, args[0])
             if current().fuses:
                 sharing.keep_loss_of_cast(found, args[0])
         if not (always or known or (adds and current().any_order)) and noted.unspecified is None:
@@ -179,6 +180,7 @@ def _library(self: Any, name: str, path: str, symbol: str, args: Any, result: An
     limits = functions.of_signs(symbol, found, args, limits)
     give(found, _specified(accesses.bounds(), limits), shared)
     named(found)
-    if symbol in ("__nv_fabs", "__nv_fabsf"):
-        sharing.keep_loss(found, args[0])
+    for operand in args:
+        sharing.keep_origin(found, operand)
+        sharing.keep_loss(found, operand)
     return found

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import sharing
@@ -35,6 +36,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     wide,
 )
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
+from assay.kernels.inside.triton.ledger import WrongValueError, refuse
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.products import OF_EIGHT_BITS
 
@@ -43,8 +45,8 @@ _RTZ = engine._ir.ROUNDING_MODE.RTZ
 
 
 def compared(found: Any, lhs: Any, rhs: Any) -> Any:
-    """Any comparison: undecided where the two are no further apart than they may be off. A NaN that is certain
-    decides."""
+    """Any comparison: undecided where the two are no further apart than they may be off, and anything where one of them
+    is. A NaN that is certain decides."""
     limits, _ = difference(lhs, rhs, -1.0)
     with np.errstate(invalid="ignore"):
         between = np.abs(wide(lhs) - wide(rhs))
@@ -52,15 +54,16 @@ def compared(found: Any, lhs: Any, rhs: Any) -> Any:
     undecided = (between - slack(wide(lhs)) - slack(wide(rhs)) <= limits) & (limits > 0)
     for side in (lhs, rhs):
         undecided = undecided | (np.isnan(wide(side)) & (or_zero(bound(side)) > 0))
-    return undecided.astype(np.float64)
+    anything = (or_zero(bound(lhs)) == UNKNOWN) | (or_zero(bound(rhs)) == UNKNOWN)
+    return np.where(undecided & anything, UNKNOWN, undecided.astype(np.float64))
 
 
 def selected(found: Any, condition: Any, lhs: Any, rhs: Any) -> Any:
-    """`where`."""
+    """`where`. Of a condition that has no value the compiler makes a choice that has none, too."""
     limits = np.where(condition.data, or_zero(bound(lhs)), or_zero(bound(rhs)))
     if (doubt := bound(condition)) is not None:
         either = _apart(lhs, rhs) + np.maximum(or_zero(bound(lhs)), or_zero(bound(rhs)))
-        limits = np.where(doubt > 0, either, limits)
+        limits = np.where(doubt > 0, np.where(doubt == UNKNOWN, UNKNOWN, either), limits)
     return limits, sharing.of_choice(found, condition, lhs, rhs)
 
 
@@ -189,13 +192,14 @@ def cast(found: Any, source: Any, *how: Any) -> Any:
     limits = bound(source)
     kind, before = found.dtype.scalar, source.dtype.scalar
     if kind.is_floating():
-        spread = total(_to_fraction(found, source, limits, cut_off=_RTZ in how), narrow_loss(source, kind))
-        spread = total(spread, _once(found, source))
+        spread = total(
+            _to_fraction(found, source, limits, cut_off=_RTZ in how), _narrow(found, source), _once(found, source)
+        )
         return None if spread is None else sharing.of_cast(found, source, spread)
     if limits is None:
         return None
     if kind.is_bool():
-        return (limits > 0).astype(np.float64)
+        return np.where(limits == UNKNOWN, UNKNOWN, (limits > 0).astype(np.float64))
     low, high = ends(source)
     if before.is_floating():
         low, high = np.trunc(low), np.trunc(high)
@@ -205,6 +209,15 @@ def cast(found: Any, source: Any, *how: Any) -> Any:
     return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, hull(values, low, high)))
 
 
+def _narrow(found: Any, source: Any) -> Any:
+    """How far a sum that was cast is from one that was made in the narrow type, and rounded there."""
+    lost = narrow_loss(source, found.dtype)
+    if lost is None:
+        return None
+    size = np.where(np.isfinite(wide(found)), np.abs(wide(found)), 0.0)
+    return np.where(lost > 0, lost + last_bits(size + np.where(lost == UNKNOWN, 0.0, lost), found.dtype), 0.0)
+
+
 def note_whole(found: Any, source: Any) -> None:
     """A fraction that was made of a whole number remembers it: of two casts the compiler makes one."""
     kinds = [each.dtype.scalar for each in (found, source)]
@@ -212,6 +225,22 @@ def note_whole(found: Any, source: Any) -> None:
         found.attr[OF_WHOLE] = source.data
     elif OF_WHOLE in source.attr and all(kind.is_floating() for kind in kinds):
         found.attr[OF_WHOLE] = source.attr[OF_WHOLE]
+
+
+def keep_within_bytes(found: Any, source: Any) -> None:
+    """Refuse a fraction that uint8 cannot hold: the compiler leaves out the cut to 8 bits, and what is beyond them ends
+    in the next byte of a register, which is another element."""
+    if found.dtype.scalar != tl.uint8 or not source.dtype.scalar.is_floating():
+        return
+    values, limits = wide(source), or_zero(bound(source))
+    beyond = (values + limits >= 2.0**8) | (limits == UNKNOWN)
+    if np.any(beyond | (np.isnan(values) & (source.dtype.scalar == tl.float64))):
+        refuse(
+            WrongValueError(
+                "a fraction that uint8 cannot hold is cast to it: a GPU may write what is beyond its 8 bits into the "
+                "element beside it. Clamp it first"
+            )
+        )
 
 
 def _once(found: Any, source: Any) -> Any:
@@ -265,7 +294,7 @@ def read_as(found: Any, source: Any) -> Any:
         spread = _read_bits(found, source, limits)
     else:
         spread = np.where(limits > 0, UNKNOWN, 0.0)
-    if before.is_floating() and not kind.is_floating():
+    if before.is_floating() and kind.name != before.name:
         spread = np.where(nan, UNKNOWN, spread)
     return spread, sharing.of_bits(source, spread)
 

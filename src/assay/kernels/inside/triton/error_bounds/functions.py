@@ -37,6 +37,8 @@ Rule = Callable[..., Any]
 NORMAL = 2.0**-126
 """The least normal float32: what is smaller is zero to some functions."""
 _MOST_STEPS = 4096
+_NOT_QUITE = 1.0 + 2.0**-12
+"""Times as large as a denormal result may be: what a GPU takes the function of may be rounded before."""
 _SURELY_BEYOND = 1.0 + 2.0**-15
 """Times the largest number: infinity, by however many last bits a function is off."""
 _ULPS = {"log": 1, "log2": 1, "sqrt": 1}
@@ -44,6 +46,8 @@ _ULPS = {"log": 1, "log2": 1, "sqrt": 1}
 _MOST_ULPS = 2
 _ADD = ("fdim",)
 """Exact functions of libdevice that begin with a sum."""
+_LOST_AMONG_DENORMALS = ("cbrt", "rcbrt", "pow", "powi")
+"""Functions that scale a denormal number, and have lost it by then."""
 _PERIODIC: dict[str, tuple[float, float]] = {
     "sin": (1.0, 2.0),
     "cos": (1.0, 2.0),
@@ -69,6 +73,8 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool, 
         tells = flushes and found.data.dtype == np.float32
         if tells:
             limits = np.maximum(limits, _flushed(exact, values, args))
+            if _plain(name) in _LOST_AMONG_DENORMALS:
+                limits = np.where(np.logical_or.reduce(np.broadcast_arrays(*map(_is_small, args))), UNKNOWN, limits)
         if ulps:
             settled = settled_results(name, found.data, [arg.data for arg in args])
             settled = ((settled | (tells & (values == 0))) & (limits == 0)) | ~np.isfinite(values)
@@ -179,6 +185,12 @@ def _corners(arg: Any) -> list[Any]:
     return [*found, np.clip(0.0, low, high)] if np.any((low < 0) & (high > 0)) else found
 
 
+def _is_small(arg: Any) -> Any:
+    """Which operands may be denormal numbers of float32."""
+    values = wide(arg)
+    return (np.abs(values) - or_zero(bound(arg)) < NORMAL) & (values != 0)
+
+
 def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any]) -> Any:
     """What becomes of results where denormal operands are zeros, and where denormal results are."""
     operands, tiny = [wide(arg) for arg in args], np.abs(values) < 2.0 * NORMAL
@@ -186,10 +198,8 @@ def _flushed(exact: Callable[..., Any], values: Any, args: Sequence[Any]) -> Any
     if tiny.any():
         with np.errstate(all="ignore"):
             kept = np.abs(exact(*(np.broadcast_to(each, values.shape)[tiny] for each in operands)))
-        limits[tiny] = np.maximum(np.abs(values[tiny]), np.minimum(kept, 2.0 * NORMAL))
-    small = [
-        (np.abs(each) - or_zero(bound(arg)) < NORMAL) & (each != 0) for each, arg in zip(operands, args, strict=True)
-    ]
+        limits[tiny] = np.maximum(np.abs(values[tiny]), np.minimum(kept * _NOT_QUITE, 2.0 * NORMAL))
+    small = [_is_small(arg) for arg in args]
     if not any(each.any() for each in small):
         return limits
     with np.errstate(all="ignore"):
@@ -247,6 +257,7 @@ ALWAYS = frozenset(
     f"create_{name}"
     for name in (
         "fmul",
+        "fma",
         "fdiv",
         "frem",
         "exp",

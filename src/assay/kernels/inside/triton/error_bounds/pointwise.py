@@ -48,6 +48,8 @@ _EDGE = 2.0**-20
 """How near the largest number a product is that may or may not pass it, as a part of that."""
 _SMALL = 2.0**64
 """Numbers that are small beside the last bit of the largest."""
+_SMALL_HALF = 2.0**-5
+"""The same of float16."""
 _DIVISION = 2
 """Last bits by which a quotient may be off."""
 UNROUNDED = 1
@@ -63,7 +65,7 @@ def sum_of(found: Any, lhs: Any, rhs: Any, *, sign: float) -> Any:
         limits = total(limits, loss(lhs), loss(rhs))
         note_narrow_loss(found, (lhs, rhs))
     limits = total(limits, _joined(found, lhs, rhs), _rounding(found, lhs, rhs))
-    return rounded(found, limits, lambda: _settled_sum(lhs, rhs)), shared
+    return rounded(found, limits, lambda: _settled_sum(found, lhs, rhs)), shared
 
 
 def _joined(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -91,14 +93,15 @@ def _joined(found: Any, lhs: Any, rhs: Any) -> Any:
     return np.where(reach > LARGEST[found.dtype.scalar.name] * (1.0 - _EDGE), UNKNOWN, limits)
 
 
-def _settled_sum(lhs: Any, rhs: Any) -> Any:
+def _settled_sum(found: Any, lhs: Any, rhs: Any) -> Any:
     """Sums with infinity, which no finite number changes, or with what is no number. Infinity that rounding has made of
-    a product stays one beside small numbers."""
-    kept = []
+    a product stays one beside small numbers, and is a finite number beside another infinity."""
+    kept, number, least = [], ~np.isnan(wide(found)), _SMALL_HALF if found.dtype.scalar == tl.float16 else _SMALL
     for one, other in ((lhs, rhs), (rhs, lhs)):
-        small = np.abs(wide(other)) + or_zero(bound(other)) < _SMALL
+        small = np.abs(wide(other)) + or_zero(bound(other)) < least
         exact = ~np.isfinite(wide(one)) & (or_zero(bound(one)) == 0) & ((or_zero(loss(one)) == 0) | small)
-        kept.append(exact & (np.isnan(wide(one)) | np.isfinite(or_zero(bound(other)))))
+        lasts = np.isfinite(wide(other)) | (or_zero(loss(other)) == 0) | number
+        kept.append(exact & (np.isnan(wide(one)) | (np.isfinite(or_zero(bound(other))) & lasts)))
     return kept[0] | kept[1]
 
 
@@ -204,13 +207,28 @@ def _scales(found: Any, lhs: Any, rhs: Any) -> Any:
 
 
 def fused(found: Any, x: Any, y: Any, z: Any) -> Any:
-    """`fma`."""
+    """`fma`. The compiler makes a sum of one by 1 or -1, and a product of one with zero."""
     left, right = bound(x), bound(y)
     limits = total(times(left, wide(y)), times(right, wide(x)), bound(z))
     if left is not None and right is not None:
         limits = limits + times(left, right)
     limits = total(limits, _rounding(found, x, z))
+    if current().fuses:
+        limits = total(limits, _as_sum(found, x, y, z), _as_sum(found, y, x, z), _doubled(x, y), _doubled(y, x))
+        if (wide(z) == 0).any():
+            lost = np.where(wide(z) == 0, _loss(found, x, y), 0.0)
+            give_loss(found, np.broadcast_to(lost, found.data.shape))
     return rounded(found, limits, lambda: _settled_fused(x, y, z))
+
+
+def _as_sum(found: Any, one: Any, x: Any, z: Any) -> Any:
+    """What is lost of x + z, where `fma` has a factor of 1 or -1: such a sum takes products unrounded."""
+    unit = np.abs(wide(one)) == 1
+    if not unit.any():
+        return None
+    note_narrow_loss(found, (x, z))
+    lost = total(loss(x), loss(z), _joined(found, x, z))
+    return None if lost is None else np.broadcast_to(np.where(unit, lost, 0.0), found.data.shape)
 
 
 def _settled_fused(x: Any, y: Any, z: Any) -> Any:
@@ -227,9 +245,10 @@ def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
         divisor = np.abs(wide(rhs))
         least = divisor - or_zero(bound(rhs))
         values = np.where(np.isfinite(wide(found)), wide(found), 0.0)
-        spread, _ = difference(lhs, rhs, -values)
+        # In 80 bits, whose range has room for products of what is close to the ends of that of float64.
+        spread, _ = difference(lhs, rhs, -values.astype(np.longdouble))
         certain = (least > 0) | (or_zero(bound(rhs)) == 0)
-        limits = np.where((spread == 0) & certain, 0.0, np.where(least > 0, spread / least, UNKNOWN))
+        limits = np.where((spread == 0) & certain, 0.0, np.where(least > 0, spread / least, UNKNOWN)).astype(np.float64)
         limits = rounded(found, limits, lambda: _settled_quotient(lhs, rhs))
         limits = _of_zeros(found, limits, (lhs,))
     if exact:
@@ -285,12 +304,17 @@ def _denormal_remainders(found: Any, lhs: Any, rhs: Any, cut: Callable[..., Any]
         return None
     one, other = np.broadcast_arrays(wide(lhs), wide(rhs))
     with np.errstate(all="ignore"):
-        exact = np.abs(np.fmod(one, other) if cut is np.trunc else np.remainder(one, other))
+        exact = np.abs(np.fmod(one, other) if cut is np.trunc else _nearest_remainder(one, other))
     given = np.logical_or(*((np.abs(each) < NORMAL["fp32"]) & (each != 0) for each in (one, other)))
     made = ((exact < NORMAL["fp32"]) & (exact != 0)) | ((np.abs(wide(found)) < NORMAL["fp32"]) & (wide(found) != 0))
     if not (given | made).any():
         return None
     return np.where(given, UNKNOWN, np.where(made, NORMAL["fp32"], 0.0))
+
+
+def _nearest_remainder(one: Any, other: Any) -> Any:
+    left = np.fmod(one, other)
+    return np.minimum(np.abs(left), np.abs(other) - np.abs(left))
 
 
 def as_it_is(found: Any, arg: Any) -> Any:

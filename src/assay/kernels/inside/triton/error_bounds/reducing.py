@@ -55,13 +55,21 @@ def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
             if name == "sum":
                 named(part.handle)
                 _join(part.handle, source, self.axis)
-            if source.data.size == part.handle.data.size and (lost := loss(source)) is not None:  # an axis of one
+            if (lost := _kept_loss(name, source, part.handle, self.axis)) is not None:
                 give_loss(part.handle, lost.reshape(part.handle.data.shape))
         if name == "xor" and self.axis is not None and source.data.shape[self.axis] == 2 and (shared := named(source)):
             parts[0].handle.attr[PAIR] = shared.copies, bound(source), self.axis
         return found
 
     return apply_impl
+
+
+def _kept_loss(name: str, source: Any, found: Any, axis: int | None) -> Any:
+    """What is lost of elements that come through a reduction as they are: the only one along an axis, or an extreme."""
+    lost = loss(source)
+    if lost is not None and source.data.size != found.data.size:
+        return np.broadcast_to(lost, source.data.shape).max(axis) if name in ("max", "min") else None
+    return lost
 
 
 def _join(found: Any, source: Any, axis: int | None) -> None:

@@ -62,12 +62,18 @@ def added(values: Any, axis: int, dtype: Any, limits: Any, made: Any, most: floa
     own = _own(made, np.sum(values, axis, keepdims=True))
     lost = threads.roundings(terms, most) * epsilon(dtype) / 2.0 * magnitude + own
     found = found + np.where(_exact(values, axis, magnitude, dtype) & (found == 0), 0.0, lost)
-    return _in_range(found, magnitude, dtype)
+    return _in_range(found, np.sum(_finite(values), axis, keepdims=True), magnitude, dtype)
 
 
-def _in_range(limits: Any, magnitude: Any, dtype: Any) -> Any:
-    """Sums that pass the largest number in some order are anything."""
-    beyond = np.isfinite(magnitude) & (magnitude > LARGEST[dtype.scalar.name])
+def _finite(values: Any) -> Any:
+    """The sizes of finite numbers."""
+    return np.where(np.isfinite(values), np.abs(values), 0.0)
+
+
+def _in_range(limits: Any, finite: Any, magnitude: Any, dtype: Any) -> Any:
+    """Sums that pass the largest number in some order are anything, beside infinity too. `finite`: what the finite
+    numbers come to; `magnitude`: all of them, with their bounds."""
+    beyond = np.where(np.isfinite(magnitude), magnitude, finite) > LARGEST[dtype.scalar.name]
     return np.where(beyond, UNKNOWN, limits) if beyond.any() else limits
 
 
@@ -96,7 +102,8 @@ def scanned(values: Any, axis: int, dtype: Any, limits: Any, made: Any, most: fl
     terms = np.cumsum((values != 0) | (or_zero(limits) != 0), axis)
     own = _own(made, np.cumsum(values, axis))
     lost = threads.roundings(terms, most) * epsilon(dtype) / 2.0 * magnitude + own
-    return _in_range(found + np.where((whole | few) & (found == 0), 0.0, lost), magnitude, dtype)
+    limits = found + np.where((whole | few) & (found == 0), 0.0, lost)
+    return _in_range(limits, np.cumsum(_finite(values), axis), magnitude, dtype)
 
 
 def multiplied(products: Any, values: Any, axis: int, dtype: Any, limits: Any) -> Any:
@@ -115,7 +122,7 @@ def multiplied(products: Any, values: Any, axis: int, dtype: Any, limits: Any) -
     certain = (upward < _HIGHEST[dtype.scalar.name]) & (
         (downward < _LOWEST[dtype.scalar.name]) | (products == 0) & _has_zero(size, axis)
     )
-    return np.where(certain | ~np.isfinite(np.cumsum(values, axis)), found, UNKNOWN)
+    return np.where(certain | np.logical_or.accumulate(np.isnan(values), axis), found, UNKNOWN)
 
 
 def _has_zero(size: Any, axis: int) -> Any:

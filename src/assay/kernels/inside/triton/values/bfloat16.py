@@ -51,7 +51,14 @@ def install(builder: Any) -> None:
 
     builder.binary_op, builder.unary_op, builder.ternary_op = binary_op, unary_op, ternary_op
     builder.create_fma, builder.cast_impl = create_fma, cast_impl
-    builder.get_bf16 = lambda self, value: engine.TensorHandle(narrow(np.array([value], dtype=np.float32)), tl.bfloat16)
+    builder.get_bf16 = _constant
+
+
+def _constant(_self: Any, value: Any) -> Any:
+    """A number that the kernel gives. Triton writes it down as a float32 with six decimals, and reads that."""
+    with np.errstate(over="ignore"):
+        written = f"{np.float32(value):f}"
+    return engine.TensorHandle(narrow(np.array([float(written)])), tl.bfloat16)
 
 
 def _is_bfloat16(handle: Any) -> bool:

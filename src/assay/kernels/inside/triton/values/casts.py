@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, refuse
+from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.functions import canonical
@@ -25,12 +25,45 @@ _EIGHT_BITS = {"fp8e4nv": (torch.float8_e4m3fn, 448.0), "fp8e5": (torch.float8_e
 _NAN = 0x7F
 """The only NaN of eight bits that PTX gives, in both types."""
 _TOWARDS_ZERO = engine._ir.ROUNDING_MODE.RTZ
+_EXTENDED = "of bfloat16"
+"""The attribute of a wider number that was a bfloat16."""
+_TWO_HALVES = (
+    "a result is cast to float16 in a kernel that computes with numbers of bfloat16 which float16 has not: LLVM casts "
+    "them to float16 before it computes. Store it as float32 or bfloat16"
+)
 
 
 def install(builder: Any) -> None:
     """Put them into the interpreter's builder (`InterpreterBuilder`)."""
     builder.create_fp_to_si = builder.create_fp_to_ui = _to_integer
     builder.create_fp_to_fp = _to_float
+    extend, cut, whole = builder.create_fp_ext, builder.create_fp_trunc, builder.create_ui_to_fp
+
+    def create_fp_ext(self: Any, src: Any, dst_type: Any) -> Any:
+        found = extend(self, src, dst_type)
+        if src.dtype.scalar == tl.bfloat16:
+            current().beyond_half |= not _halves(bfloat16.wide(src.data)).all()
+            found.attr[_EXTENDED] = True
+        return found
+
+    def create_fp_trunc(self: Any, src: Any, dst_type: Any) -> Any:
+        if dst_type.scalar.name in _EIGHT_BITS:
+            return _constant_of_eight_bits(src, dst_type.scalar)
+        if dst_type.scalar == tl.float16 and current().beyond_half and _EXTENDED not in src.attr:
+            refuse(UnsupportedError(_TWO_HALVES))
+        return cut(self, src, dst_type)
+
+    def create_ui_to_fp(self: Any, src: Any, dst_type: Any) -> Any:
+        if dst_type.scalar in (tl.float16, tl.bfloat16) and src.data.itemsize >= 4:
+            # LLVM takes a number of 8 or 16 bits with a sign that was widened for one without, of 16 or 32 bits.
+            unspecified(src.data, src.data >> (8 * src.data.itemsize - 1) != 0)
+        return whole(self, src, dst_type)
+
+    builder.create_fp_ext, builder.create_fp_trunc, builder.create_ui_to_fp = (
+        create_fp_ext,
+        create_fp_trunc,
+        create_ui_to_fp,
+    )
     cast = builder.cast_impl
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
@@ -93,6 +126,19 @@ def _to_float(_self: Any, src: Any, dst_type: Any, rounding: Any) -> Any:
     if there.name in _EIGHT_BITS and here in (tl.float32, tl.float16, tl.bfloat16):
         return engine.TensorHandle(_of_eight_bits(values, there.name, here), here)
     _refuse(there, here)
+
+
+def _halves(values: Any) -> Any:
+    """Which numbers float16 has, too."""
+    with np.errstate(all="ignore"):
+        return values.astype(np.float16).astype(np.float32) == values
+
+
+def _constant_of_eight_bits(src: Any, dtype: Any) -> Any:
+    """A number that the kernel gives for one of eight bits."""
+    if not (np.abs(src.data) <= _EIGHT_BITS[dtype.name][1]).all():
+        refuse(UnsupportedError(f"a constant that {dtype} cannot hold"))
+    return engine.TensorHandle(_to_eight_bits(src.data, dtype.name), dtype)
 
 
 def widened(handle: Any) -> Any:

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
-from assay.kernels.inside.triton.error_bounds.bounds import apart, bound, give, loss, or_zero, total
+from assay.kernels.inside.triton.error_bounds.bounds import LARGEST, apart, bound, give, loss, or_zero, total
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.error_bounds.sums import of_orders
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
@@ -90,11 +90,24 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
 
 
 def _in_any_order(limits: Any, operands: Any, results: Any, dtype: Any) -> Any:
-    """The bounds of results, of which one that is infinite, or no number, of finite operands may be finite in another
-    order."""
+    """The bounds of results, of which one that is infinite, or no number, may be another in another order: where all
+    operands are finite, or so large or small that a few of them leave the range."""
     given, made = (bfloat16.wide(each) if dtype == tl.bfloat16 else each for each in (operands, results))
-    lost = ~np.isfinite(made.reshape(limits.shape)) & np.isfinite(given).all()
-    return np.where(lost, UNKNOWN, limits)
+    lost = ~np.isfinite(made.reshape(limits.shape))
+    if not lost.any() or np.isfinite(given).all():
+        return np.where(lost, UNKNOWN, limits)
+    far, nan = _leave_the_range(given.astype(np.float64), dtype), np.isnan(given)
+    if limits.shape == given.shape:
+        return np.where(lost & far[..., None] & ~np.logical_or.accumulate(nan, -1), UNKNOWN, limits)
+    return np.where(lost & (far & ~nan.any(-1)).reshape(limits.shape), UNKNOWN, limits)
+
+
+def _leave_the_range(given: Any, dtype: Any) -> Any:
+    """Of which rows finite operands have sums or products beyond the largest number, or products below the least."""
+    most = LARGEST[dtype.name]
+    inner = np.where(np.isfinite(given), np.abs(given), 0.0)
+    size = np.abs(np.log2(np.where(inner > 0, inner, 1.0)))
+    return ((inner / most).sum(-1) > 0.5) | (size.sum(-1) > np.log2(most) - 2.0)
 
 
 def _as_numbers(trees: list[Parts], rows: Parts, place: int, dtype: Any) -> tuple[list[Any], Any]:

@@ -16,6 +16,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.ledger import UnsupportedError, WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.functions import canonical, flushed, fused
 from assay.kernels.inside.triton.values.handles import is_held_as_bits
 
@@ -68,6 +69,12 @@ def _install_integers(builder: Any) -> None:
 
     builder.create_idiv, builder.create_srem, builder.create_urem = create_idiv, create_rem, create_rem
     builder.create_add, builder.create_sub = create_add, create_sub
+    builder.get_all_ones_value = _all_ones
+
+
+def _all_ones(_self: Any, kind: Any) -> Any:
+    """What `~` is made of, which NumPy does not give for numbers without a sign."""
+    return engine.TensorHandle(~np.zeros(1, engine._get_np_dtype(kind)), kind.scalar)
 
 
 def _check_division(left: Any, right: Any) -> None:
@@ -94,6 +101,9 @@ def _install_shift(builder: Any, name: str, function: Callable[[Any, Any], Any])
         beyond = (count < 0) | (count >= width)
         if not beyond.any():
             return self.binary_op(lhs, rhs, function)
+        if is_constant(rhs):
+            refuse(WrongValueError(f"a shift by a constant that is no count of the {width} bits there are, which the "
+                                   "compiler takes for anything"))  # fmt: skip
         seen = (count.astype(np.int64) & _COUNT).clip(0, width).astype(count.dtype)
         found = self.binary_op(lhs, engine.TensorHandle(seen, rhs.dtype), function)
         found.data = unspecified(found.data, np.broadcast_to(beyond, found.data.shape))
