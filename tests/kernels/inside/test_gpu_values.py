@@ -856,6 +856,10 @@ MADE_OTHERWISE = {
         case("a.to(tl.float32) - a * b", "float16", ("float16", [-7.726439812202246]), ("float16", [110.0])),
         0.5,
     ),
+    "a narrow product made wider, times 1": (
+        case("tl.abs(1.0) * (a * a) - b", "bfloat16", ("bfloat16", [1 + 2.0**-6]), ("bfloat16", [1 + 2.0**-5])),
+        2.0**-12,
+    ),
     "a quotient at the end of the range": (
         case("a / tl.exp(b).to(tl.float64)", "float64", double(1e-319), single(-60.0)),
         1e-300,

@@ -30,6 +30,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     last_bits,
     least_of,
     loss,
+    loss_of_any,
     note_narrow_loss,
     or_zero,
     rounded,
@@ -137,8 +138,16 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
     if current().fuses:
         limits = total(limits, _doubled(lhs, rhs), _doubled(rhs, lhs))
         give_loss(found, partial(_loss, found, lhs, rhs))
+        _keep_narrow_loss(found, lhs, rhs)
+        _keep_narrow_loss(found, rhs, lhs)
         sharing.note_width(found, lhs, rhs)
     return limits, None if limits is None else sharing.of_product(found, lhs, rhs, limits)
+
+
+def _keep_narrow_loss(found: Any, product: Any, one: Any) -> None:
+    """A compiler drops a factor of 1: what is left is the narrow product that was made wider."""
+    if loss(product) is None and (lost := loss_of_any(product)) is not None and (np.abs(wide(one)) == 1).all():
+        give_loss(found, np.broadcast_to(lost, found.data.shape), product)
 
 
 def _multiplied_on(found: Any, lhs: Any, rhs: Any) -> Any:
