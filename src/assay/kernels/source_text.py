@@ -42,13 +42,21 @@ _STATEMENTS = frozenset((*keyword.kwlist, *keyword.softkwlist)) - {"True", "Fals
 _OPERATORS = frozenset(("and", "as", "async", "else", "for", "if", "in", "is", "not", "or"))
 _COOKIE = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _BLANK = re.compile(rb"[ \t\f]*(?:#.*)?$")
-_UTF8 = frozenset({"utf-8", "utf8", "u8", "utf-8-sig"})
+_RETURN = re.compile(r"\r(?!\n)")
+_UTF8 = re.compile(r"utf-8(?:-.*)?", re.DOTALL)
+"""What Python takes for UTF-8 by itself."""
+_SAME = frozenset({"utf8", "u8"})
+"""Other names of it, which Python looks up, but not beside a mark."""
 _ASCII = frozenset({"ascii", "us-ascii", "latin-1", "latin1", "iso-8859-1", "iso8859-1", "cp1252"})
 """Encodings in which ASCII is as it is."""
 _LONGEST_NAME = 64
 _ENCODING = (
     "the source says by a comment in its first two lines that its file has the encoding {}: Python may read another "
     "module from the file than the text that is graded, or none. Leave that comment out"
+)
+_ENDS = (
+    "the source has a carriage return that is no part of a line's end (line {}): Python, Triton and editors end lines "
+    "in different places of it. End lines with \\n"
 )
 _FIRST_CODE = re.compile(r"^(?:import|from|class|def|@|#|\"\"\"|''')", re.MULTILINE)
 
@@ -60,20 +68,25 @@ def lines_of(source: str) -> list[str]:
 
 
 def without_mark(source: str) -> str:
-    """A text without a mark of byte order before it, as Python reads a file."""
-    return source.removeprefix(_MARK)
+    """A text without a mark of byte order before it, as Python reads a file; with it where Python reads none."""
+    return source if encoding_fault(source) else source.removeprefix(_MARK)
 
 
 def encoding_fault(source: str) -> str:
     """Why a file with this text would be another module than the text is, or none; empty where it is the same.
 
-    Python reads a file as its first two lines say (PEP 263); a text is one already.
+    Python reads a file as its first two lines say (PEP 263); a text is one already. It ends lines at carriage returns
+    where it compiles a file, and not where it reads one to show a function's source.
     """
-    for line in without_mark(source).encode("utf-8", "replace").splitlines()[:2]:
-        if (found := _COOKIE.match(line)) is not None:
-            name = found[1].decode()[:_LONGEST_NAME]
+    if (found := _RETURN.search(source)) is not None:
+        return _ENDS.format(source.count("\n", 0, found.start()) + 1)
+    marked = source.startswith(_MARK)
+    for line in source.removeprefix(_MARK).encode("utf-8", "replace").splitlines()[:2]:
+        if (cookie := _COOKIE.match(line)) is not None:
+            name = cookie[1].decode()[:_LONGEST_NAME]
             plain = name.lower().replace("_", "-")
-            same = plain in _UTF8 or (plain in _ASCII and source.isascii())
+            other = plain in _SAME or (plain in _ASCII and source.isascii())
+            same = _UTF8.fullmatch(plain) is not None or (other and not marked)
             return "" if same else _ENCODING.format(name)
         if not _BLANK.match(line):
             break

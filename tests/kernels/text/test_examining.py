@@ -116,7 +116,10 @@ def test_hints_are_told_beside_a_verdict() -> None:
         ("#!python\n\t# vim: fileencoding=latin-1\n# \u00e9\n" + source(), "the encoding latin-1"),
         ("# Rotary position encoding: fused\n" + source(), "the encoding fused"),
         ("\ufeff# coding=" + "x" * 900 + "\n" + source(), "the encoding xxx"),
-        ("# 1\r# coding: cp500\r" + source(), "the encoding cp500"),
+        ("# 1\r# coding: cp500\r" + source(), "a carriage return that is no part of a line's end (line 1)"),
+        ("x = 1\n# a\r# b\n" + source(), "a carriage return that is no part of a line's end (line 2)"),
+        ("\ufeff# coding: latin-1\n" + source(), "the encoding latin-1"),
+        ("\ufeff# coding: utf8\n" + source(), "the encoding utf8"),
         ("(" * 10_000, ""),
         ("a" + "+a" * 49_000, ""),
         ("-" * 90_000 + "1", ""),
@@ -130,7 +133,15 @@ def test_what_is_no_submission_is_a_fault_and_no_exception(code: str, said: str)
     assert report.fault is not None and said in report.fault and len(report.fault) <= bounds.FAULT_CHARACTERS
 
 
-HEADS = ("# coding: utf-8", "# -*- coding: UTF_8 -*-", "1\n# coding: cp500", "\n\n# coding: x", "# coding=ascii")
+HEADS = (
+    "# coding: utf-8",
+    "# -*- coding: utf-8-unix -*-",
+    "x = 1\r\n# coding: utf-8",
+    "# -*- coding: UTF_8 -*-",
+    "1\n# coding: cp500",
+    "\n\n# coding: x",
+    "# coding=ascii",
+)
 
 
 @pytest.mark.parametrize("head", HEADS)

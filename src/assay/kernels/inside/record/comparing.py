@@ -89,15 +89,18 @@ def _fixed(
     return fixed, shared
 
 
-def made_of(call: Call, storage: int, places: Collection[int]) -> bool:
-    """Whether any of some operations of a call makes something of a storage, or of what was made of it."""
+def made_of(call: Call, storage: int, places: Collection[int], own: Collection[int] = ()) -> bool:
+    """Whether any of some operations of a call makes something of a storage, or of what was made of it. `own`: storages
+    that no launch writes."""
     reached = {storage}
     for place, step in enumerate(call[1]):
         read = _read_by(step)
         if read & reached:
             if place in places:
                 return True
-            reached |= {window[0] for window in (_windows_of(step) if "launch" in step else step["outs"])}
+            reached |= {window[0] for window in (_windows_of(step) if "launch" in step else step["outs"])}.difference(
+                own
+            )
     return False
 
 

@@ -60,6 +60,7 @@ _STALE = (
     "forward keeps what it made of {0} until something else changes, by its _version: after a step of an optimizer, or "
     "load_state_dict, it is stale. Compare the _version of everything that it is made of, or make it in every call"
 )
+_OF_INPUTS = "forward makes something of an input only where a weight has changed: other inputs get the same"
 _NO_VALUES = (
     "unallocated storage",
     "cannot be called on meta tensors",
@@ -188,6 +189,9 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             calls.append(_call(caller, arguments, tape, header))
         repeated = _call(caller, again, tape, header)
         kept = remade(calls, repeated, before, tape.constants)
+        own = {window[0] for _, window in (*named, *held)}
+        if any(made_of(calls[0], window[0], kept, own) for window in calls[0][0]):
+            raise WrongOutputError(_OF_INPUTS)
         for what, tensor in caller.held() if kept else ():
             if made_of(calls[0], tape.storage(tensor), kept):
                 _count_change([tensor])

@@ -31,6 +31,8 @@ _CACHES = frozenset(
 """What Triton itself fills while a submission is imported, and no launch reads."""
 _OTHERS = frozenset({"sys", "torch", "numpy", "warnings", "time", "contextlib", "threading", "logging", "signal"})
 """Modules that Triton names, and that say nothing of what a kernel is, or that change by themselves."""
+_DRIVEN = ("_cuda_getCurrentRawStream", "_cuda_getDevice", "_cuda_setDevice")
+"""What Triton's driver, and what it takes of `torch.cuda`, ask PyTorch's C code."""
 _FREE = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_", "NCCL_", "HF_", "TOKENIZERS_", "WANDB_")
 _FREE_NAMES = frozenset({"CUDA_LAUNCH_BLOCKING", "MAX_JOBS", "TRITON_PRINT_AUTOTUNING"})
 """Variables of the environment, by their beginnings and whole, that change nothing of what Triton compiles."""
@@ -119,6 +121,7 @@ class HostState:
             self._take(name, module)
         for kind in (torch.Tensor, torch.nn.Parameter):  # of which Triton's launcher asks addresses and dtypes
             self._hold(f"torch.{kind.__name__}", _under(vars(kind)), False)
+        self._take_driven()
         used = [v for module in self._modules.values() for v in vars(module).values()]
         homes = [v if isinstance(v, ModuleType) else sys.modules.get(str(getattr(v, "__module__", ""))) for v in used]
         for module in {id(home): home for home in homes if home is not None}.values():
@@ -145,6 +148,17 @@ class HostState:
         self._near, self._plain, self._items = _indices(near), _indices(plain), _indices(items)
         self._were_near = _memory[self._near]
         self._were = _memory[self._plain], _memory[self._items]
+
+    def _take_driven(self) -> None:
+        """Hold what Triton's driver takes of PyTorch when it is first asked for, at the first launch on a GPU."""
+        raw = {name: vars(torch._C).get(name, _MISSING) for name in _DRIVEN}
+        self._dicts += [
+            ("torch._C", vars(torch._C), raw, True),
+            ("torch.version", vars(torch.version), {"hip": None}, True),
+        ]
+        kept = {k: v for k, v in vars(torch.cuda).items() if isinstance(v, FunctionType | BuiltinFunctionType | type)}
+        self._dicts.append(("torch.cuda", vars(torch.cuda), kept, True))
+        self._functions += [(f"torch.cuda.{k}", v) for k, v in kept.items() if isinstance(v, FunctionType)]
 
     @staticmethod
     def _is_library(module: ModuleType) -> bool:
