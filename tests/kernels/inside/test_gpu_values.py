@@ -860,6 +860,10 @@ MADE_OTHERWISE = {
         case("tl.abs(1.0) * (a * a) - b", "bfloat16", ("bfloat16", [1 + 2.0**-6]), ("bfloat16", [1 + 2.0**-5])),
         2.0**-12,
     ),
+    "a running sum of float64, from behind": (
+        case("tl.cumsum(a, 0, reverse=True)", "float64", double(*[0.1] * 256)),
+        1e-13,
+    ),
     "a quotient at the end of the range": (
         case("a / tl.exp(b).to(tl.float64)", "float64", double(1e-319), single(-60.0)),
         1e-300,

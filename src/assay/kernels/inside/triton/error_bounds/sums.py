@@ -59,7 +59,7 @@ def added(values: Any, axis: int, dtype: Any, limits: Any, made: Any, most: floa
         found = np.sum(np.broadcast_to(limits, values.shape), axis, keepdims=True)
     magnitude = np.sum(np.abs(values), axis, keepdims=True) + found
     terms = np.count_nonzero((values != 0) | (or_zero(limits) != 0), axis, keepdims=True)
-    own = _own(made, np.sum(values, axis, keepdims=True))
+    own = _own(made, np.sum(values.astype(np.longdouble), axis, keepdims=True))
     lost = threads.roundings(terms, most) * epsilon(dtype) / 2.0 * magnitude + own
     found = found + np.where(_exact(values, axis, magnitude, dtype) & (found == 0), 0.0, lost)
     return _in_range(found, np.sum(_finite(values), axis, keepdims=True), magnitude, dtype)
@@ -78,8 +78,8 @@ def _in_range(limits: Any, finite: Any, magnitude: Any, dtype: Any) -> Any:
 
 
 def _own(made: Any, exact: Any) -> Any:
-    """What the interpreter's order has lost itself: a GPU may be off to the other side."""
-    found = np.abs(made.reshape(exact.shape) - exact)
+    """What the interpreter's order has lost itself: a GPU may be off to the other side. `exact`: in 80 bits."""
+    found = np.abs(made.reshape(exact.shape) - exact).astype(np.float64)
     return np.where(np.isfinite(found), found, 0.0)
 
 
@@ -100,7 +100,7 @@ def scanned(values: Any, axis: int, dtype: Any, limits: Any, made: Any, most: fl
     whole = np.logical_and.accumulate(np.rint(values) == values, axis) & (magnitude <= 2.0 / epsilon(dtype))
     few = np.cumsum(values != 0, axis) <= 2
     terms = np.cumsum((values != 0) | (or_zero(limits) != 0), axis)
-    own = _own(made, np.cumsum(values, axis))
+    own = _own(made, np.cumsum(values.astype(np.longdouble), axis))
     lost = threads.roundings(terms, most) * epsilon(dtype) / 2.0 * magnitude + own
     limits = found + np.where((whole | few) & (found == 0), 0.0, lost)
     return _in_range(limits, np.cumsum(_finite(values), axis), magnitude, dtype)
