@@ -189,8 +189,9 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     inexact = any(bound(side) is not None for side in (a, b, d))
     given = all(np.isfinite(wide(side)).all() for side in (a, b, d))
     limits = np.where(np.isfinite(wide(found)) | given, limits, UNKNOWN if inexact else 0.0)
-    # Beyond the largest number, before or after what TF32 cuts off, orders differ.
-    return np.where(np.isfinite(sums) & (sums > LARGEST[found.dtype.scalar.name] * _BELOW), UNKNOWN, limits)
+    # Beyond the largest number, before or after what TF32 cuts off, orders differ; beside infinity, too.
+    reach = sums if given else np.matmul(*(_finite(wide(side)) for side in (a, b))) + _finite(wide(d))
+    return np.where(np.isfinite(reach) & (reach > LARGEST[found.dtype.scalar.name] * _BELOW), UNKNOWN, limits)
 
 
 def _brought(a: Any, b: Any) -> Any:
