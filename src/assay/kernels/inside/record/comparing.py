@@ -98,9 +98,8 @@ def made_of(call: Call, storage: int, places: Collection[int], own: Collection[i
         if read & reached:
             if place in places:
                 return True
-            reached |= {window[0] for window in (_windows_of(step) if "launch" in step else step["outs"])}.difference(
-                own
-            )
+            made = {window[0] for window in (_windows_of(step) if "launch" in step else step["outs"])}
+            reached |= made.difference(own)
     return False
 
 

@@ -152,10 +152,8 @@ class HostState:
     def _take_driven(self) -> None:
         """Hold what Triton's driver takes of PyTorch when it is first asked for, at the first launch on a GPU."""
         raw = {name: vars(torch._C).get(name, _MISSING) for name in _DRIVEN}
-        self._dicts += [
-            ("torch._C", vars(torch._C), raw, True),
-            ("torch.version", vars(torch.version), {"hip": None}, True),
-        ]
+        self._dicts.append(("torch._C", vars(torch._C), raw, True))
+        self._dicts.append(("torch.version", vars(torch.version), {"hip": torch.version.hip}, True))
         kept = {k: v for k, v in vars(torch.cuda).items() if isinstance(v, FunctionType | BuiltinFunctionType | type)}
         self._dicts.append(("torch.cuda", vars(torch.cuda), kept, True))
         self._functions += [(f"torch.cuda.{k}", v) for k, v in kept.items() if isinstance(v, FunctionType)]

@@ -192,9 +192,8 @@ def cast(found: Any, source: Any, *how: Any) -> Any:
     limits = bound(source)
     kind, before = found.dtype.scalar, source.dtype.scalar
     if kind.is_floating():
-        spread = total(
-            _to_fraction(found, source, limits, cut_off=_RTZ in how), _narrow(found, source), _once(found, source)
-        )
+        spread = _to_fraction(found, source, limits, cut_off=_RTZ in how)
+        spread = total(spread, _narrow(found, source), _once(found, source))
         return None if spread is None else sharing.of_cast(found, source, spread)
     if limits is None:
         return None

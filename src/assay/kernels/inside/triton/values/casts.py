@@ -59,11 +59,8 @@ def install(builder: Any) -> None:
             unspecified(src.data, src.data >> (8 * src.data.itemsize - 1) != 0)
         return whole(self, src, dst_type)
 
-    builder.create_fp_ext, builder.create_fp_trunc, builder.create_ui_to_fp = (
-        create_fp_ext,
-        create_fp_trunc,
-        create_ui_to_fp,
-    )
+    builder.create_fp_ext, builder.create_fp_trunc = create_fp_ext, create_fp_trunc
+    builder.create_ui_to_fp = create_ui_to_fp
     cast = builder.cast_impl
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
