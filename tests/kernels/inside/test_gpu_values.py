@@ -696,6 +696,7 @@ ANYTHING = {
         "tl.load(a_ptr + i, mask=i < 1, other=-5)", "int8", whole(1, 2, dtype="int8")
     ),
     "no number of another type": case("(a * 1.0).to(tl.bfloat16, bitcast=True)", "bfloat16", ("float16", [NAN])),
+    "a remainder of what is anything": case("libdevice.fmod(libdevice.cbrt(a), 1.0)", "float32", single(1e-40)),
     "a root of a denormal number": case("libdevice.cbrt(a)", "float32", single(1e-40)),
     "products that vanish before infinity": case("tl.cumprod(a, 0)", "float32", single(1.0, 2.0**-100, 2.0**-100, INF)),
     "a sum that leaves the range beside infinity": case("tl.cumsum(a, 0)", "float32", single(0.0, INF, -3e38, -3e38)),

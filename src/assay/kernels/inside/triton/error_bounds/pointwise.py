@@ -287,8 +287,9 @@ def remainder(found: Any, lhs: Any, rhs: Any, *, cut: Callable[..., Any] = np.tr
     quotients = [cut(x / y) for x in (low, high) for y in (least, most)]
     same = np.logical_and.reduce([each == quotients[0] for each in quotients])
     limits = total(bound(lhs), times(bound(rhs), quotients[0]))
-    jumps = np.abs(most) + np.abs(least)
-    limits = rounded(found, np.where(same, limits, jumps), lambda: np.isnan(wide(found)) & (limits == 0))
+    anything = (or_zero(bound(lhs)) == UNKNOWN) | (or_zero(bound(rhs)) == UNKNOWN)  # no number, too
+    jumps = np.where(anything, UNKNOWN, np.abs(most) + np.abs(least))
+    limits = rounded(found, np.where(same & ~anything, limits, jumps), lambda: np.isnan(wide(found)) & (limits == 0))
     return total(_of_zeros(found, limits, (lhs,)), small)
 
 
