@@ -226,7 +226,8 @@ def fenced(*codes: str) -> str:
 def test_a_file_is_taken_as_it_is_unless_it_is_markdown() -> None:
     documented = f'"""Use:\n```python\n{DRAFT}\n```\n"""\n{MODEL}\n'
     broken = f"{MODEL}\n    x = (\n"
-    for text in (MODEL, documented, broken, "", "\ud800 no Python", "(" * 10_000, "```" * 100_000):
+    compared = f"KERNEL = 1\nx = 0 <KERNEL> 5\n{MODEL}\ny = '''</KERNEL><KERNEL>{DRAFT}</KERNEL>'''\n"
+    for text in (MODEL, documented, broken, compared, "", "\ud800 no Python", "(" * 10_000, "```" * 100_000):
         assert read_kernel_file(text) == KernelFile(text)
 
 

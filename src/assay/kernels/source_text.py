@@ -266,7 +266,8 @@ def read_kernel_file(text: str) -> KernelFile:
         return KernelFile(text)
     plain = _without_texts(text)
     sections = _sections(text, False)
-    if sections.kernels and any(tag[2].lower() == "kernel" for tag in _TAG.finditer(plain)):
+    # The end of a block is no Python, outside of a text.
+    if sections.kernels and any(tag[1] and tag[2].lower() == "kernel" for tag in _TAG.finditer(plain)):
         return _block_of(text, _inside(sections.kernels[-1])[1])
     if not _FENCE.search(plain):
         return KernelFile(text)

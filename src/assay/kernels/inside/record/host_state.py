@@ -7,6 +7,8 @@ something else than was recorded.
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import ctypes
 import gc
 import os
@@ -31,8 +33,18 @@ _CACHES = frozenset(
 """What Triton itself fills while a submission is imported, and no launch reads."""
 _OTHERS = frozenset({"sys", "torch", "numpy", "warnings", "time", "contextlib", "threading", "logging", "signal"})
 """Modules that Triton names, and that say nothing of what a kernel is, or that change by themselves."""
+_REGISTRIES: dict[str, dict[Any, Any]] = {
+    "copyreg.dispatch_table": copyreg.dispatch_table,
+    "copy._deepcopy_dispatch": vars(copy)["_deepcopy_dispatch"],
+    "copy._copy_dispatch": vars(copy)["_copy_dispatch"],
+    **{
+        name: found for name, found in vars(sys.modules["torch.optim.optimizer"]).items() if name.startswith("_global_")
+    },
+}
+"""By which a caller's copies, checkpoints and optimizers go."""
+_OF_CUDA = ("is_available", "current_device", "set_device", "get_device_capability", "current_stream")
 _DRIVEN = ("_cuda_getCurrentRawStream", "_cuda_getDevice", "_cuda_setDevice")
-"""What Triton's driver, and what it takes of `torch.cuda`, ask PyTorch's C code."""
+"""What Triton's driver takes of `torch.cuda`, and what it and that ask PyTorch's C code."""
 _FREE = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_", "NCCL_", "HF_", "TOKENIZERS_", "WANDB_")
 _FREE_NAMES = frozenset({"CUDA_LAUNCH_BLOCKING", "MAX_JOBS", "TRITON_PRINT_AUTOTUNING"})
 """Variables of the environment, by their beginnings and whole, that change nothing of what Triton compiles."""
@@ -122,6 +134,8 @@ class HostState:
         for kind in (torch.Tensor, torch.nn.Parameter):  # of which Triton's launcher asks addresses and dtypes
             self._hold(f"torch.{kind.__name__}", _under(vars(kind)), False)
         self._take_driven()
+        for name, registry in _REGISTRIES.items():
+            self._hold(name, registry, name.startswith(("copy.", "copyreg.")))
         used = [v for module in self._modules.values() for v in vars(module).values()]
         homes = [v if isinstance(v, ModuleType) else sys.modules.get(str(getattr(v, "__module__", ""))) for v in used]
         for module in {id(home): home for home in homes if home is not None}.values():
@@ -154,7 +168,7 @@ class HostState:
         raw = {name: vars(torch._C).get(name, _MISSING) for name in _DRIVEN}
         self._dicts.append(("torch._C", vars(torch._C), raw, True))
         self._dicts.append(("torch.version", vars(torch.version), {"hip": torch.version.hip}, True))
-        kept = {k: v for k, v in vars(torch.cuda).items() if isinstance(v, FunctionType | BuiltinFunctionType | type)}
+        kept = {name: vars(torch.cuda)[name] for name in _OF_CUDA}
         self._dicts.append(("torch.cuda", vars(torch.cuda), kept, True))
         self._functions += [(f"torch.cuda.{k}", v) for k, v in kept.items() if isinstance(v, FunctionType)]
 

@@ -22,6 +22,9 @@ from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
 from assay.types import Json
 
+_PLAIN = torch._C._dispatch_keys(torch.empty(0, device="meta")).raw_repr()
+_PLAIN |= torch._C._dispatch_keys(torch.empty(0)).raw_repr()
+"""What PyTorch may ask of a tensor that is one, as bits of its keys."""
 _SCRATCH, _ALIGNMENT = (4096, 1 << 26), 128
 """Bytes that an allocator is asked for, one after the other, and what their address has to divide by."""
 _RESIZED = (
@@ -191,6 +194,11 @@ class Tape:
                 )
             if tensor.layout is not torch.strided or dtype not in DTYPES:
                 raise NotRecordableError(f"a tensor of dtype {tensor.dtype} and layout {tensor.layout}")
+            if torch._C._dispatch_keys(tensor).raw_repr() & ~_PLAIN:
+                raise NotRecordableError(
+                    "a tensor that stands for another or has no memory (of torch.func.functionalize, vmap, "
+                    "_efficientzerotensor): a launch takes addresses. Make it by torch.empty, torch.zeros and the like"
+                )
             if tensor.untyped_storage()._cdata in self._scratch:
                 raise NotRecordableError(
                     "a tensor in memory that the function given to triton.set_allocator has returned, in which a "

@@ -190,13 +190,17 @@ def _lies_as_made(operation: Operation, operator: Any) -> bool:
 
 def _check_quotients(memory: Memory, operation: Operation, operator: Any) -> None:
     """Raises UnsupportedError where a processor would end this process: at the least whole number divided by -1."""
-    if base_name(operation) not in _QUOTIENTS or any(out.dtype not in ("int32", "int64") for out in operation.outs):
+    if base_name(operation) not in _QUOTIENTS:
         return
-    given, least = given_to(operation, operator), torch.iinfo(getattr(torch, operation.outs[0].dtype)).min
-    one, other = (real(memory, given.get(name), "cpu") for name in ("self", "other"))
-    if bool(((torch.as_tensor(one) == least) & (torch.as_tensor(other) == -1)).any()):
+    given = given_to(operation, operator)
+    one, other = (torch.as_tensor(real(memory, given.get(name), "cpu")) for name in ("self", "other"))
+    kind, fraction = torch.result_type(one, other), base_name(operation) == "div" and given.get("rounding_mode") is None
+    if fraction or kind not in (torch.int32, torch.int64):
+        return
+    least = torch.iinfo(kind).min
+    if bool(((one == least) & (other == -1)).any()):
         raise UnsupportedError(
-            f"line {operation.line}: {base_name(operation)} divides the least {operation.outs[0].dtype}, {least}, by "
+            f"line {operation.line}: {base_name(operation)} divides the least {str(kind)[6:]}, {least}, by "
             "-1, which no such number is the quotient of, and at which a processor stops. Divide in a kernel, or leave "
             "such numbers out"
         )

@@ -6,6 +6,8 @@ instead, its caller may be told of other parameters than those that its kernels 
 
 from __future__ import annotations
 
+import copy
+import copyreg
 from abc import ABCMeta
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -38,6 +40,8 @@ CONTAINERS = {
 }
 """In what a module keeps its parts -> the class of that."""
 _METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type)
+_COPIED_BY: tuple[dict[Any, Any], ...] = (copyreg.dispatch_table, vars(copy)["_deepcopy_dispatch"])
+"""Classes whose objects a function copies or saves."""
 _layers: dict[type, dict[str, Any]] = {}
 """PyTorch's modules and what they are made of, and what each says of `TELLING`, before a submission is imported."""
 _attributes_of = vars(Module)["__dict__"].__get__
@@ -55,6 +59,7 @@ def check(model: Any) -> None:
     for part in _parts(model):
         if type(type(part)) not in (type, ABCMeta):
             raise NotRecordableError(f"{type(part).__name__:.80} has a metaclass of its own: leave that out")
+        _check_copies(type(part), f"{type(part).__name__:.80}")
         own = _attributes_of(part)
         changed = [own.keys(), *map(_changed, _bases_of(type(part)))]
         if name := next((name for name in TELLING for names in changed if name in names), ""):
@@ -89,6 +94,12 @@ def check(model: Any) -> None:
             )
 
 
+def _check_copies(kind: type, what: str) -> None:
+    """Raises NotRecordableError for a class whose objects are copied or saved by a function of the submission's."""
+    if any(kind in registry for registry in _COPIED_BY):
+        raise NotRecordableError(f"{what} is copied or saved by a function of its own (copyreg): leave that out")
+
+
 def _check_tensor(tensor: Any, where: str) -> None:
     """Raises NotRecordableError for a parameter or buffer that answers otherwise than a tensor of PyTorch's."""
     if tensor is None:
@@ -96,6 +107,12 @@ def _check_tensor(tensor: Any, where: str) -> None:
     kind = type(tensor)
     if torch.Tensor not in _bases_of(kind) or type(kind) not in _METACLASSES:
         raise NotRecordableError(f"a {kind.__name__:.80} {where} is no tensor of PyTorch's")
+    _check_copies(kind, f"a {kind.__name__:.80} {where}")
+    if torch._C.TensorBase.is_inference(tensor):
+        raise NotRecordableError(
+            f"a {kind.__name__:.80} {where} was made under torch.inference_mode(): no optimizer and no load_state_dict "
+            "can change it. Make parameters and buffers outside of it"
+        )
     if name := hidden(tensor) or hidden_by_class(kind):
         raise NotRecordableError(
             f"a {kind.__name__:.80} {where} has a {name:.80} of its own, by which its caller reads or sets it: use "
