@@ -80,6 +80,11 @@ def check(model: Any) -> None:
                 )
         spaces = (own, *map(vars, _bases_of(type(part))))
         names = [name for container in _PARTS for name in own.get(container) or {}]
+        if any(type(name) is not str or not name or "." in name for name in names) or len(set(names)) < len(names):
+            raise NotRecordableError(
+                f"{type(part).__name__:.80} has parts under names that torch.nn.Module would not give them (no plain "
+                "text, one with a dot, two of one name): assign them, or use register_parameter and the like"
+            )
         if name := next((name for name in names for space in spaces if name in space), ""):
             raise NotRecordableError(
                 f"{type(part).__name__:.80} has something else under the name {name:.80}, which hides a part of it: "
