@@ -326,6 +326,17 @@ def test_recursion_is_refused() -> None:
     assert "calls itself" in str(refused(table))
 
 
+@pytest.mark.parametrize(("decorator", "said"), [("@triton.jit(noinline=True)", "noinline=True"), ("@triton.jit", "")])
+def test_a_barrier_in_a_helper_that_is_not_inlined_is_refused(decorator: str, said: str) -> None:
+    module = {"tl": {"module": "triton.language"}}
+    table = {
+        "w": {"source": "def w():\n  tl.debug_barrier()", "names": module},
+        "h": {"source": f"{decorator}\ndef h():\n  w()", "names": {"w": {"function": "w"}}},
+        "k": {"source": "def k():\n  h()", "names": {"h": {"function": "h"}}},
+    }
+    assert said in str(refused(table)) if said else accepted(table)
+
+
 _CIRCLE = [("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")]
 
 

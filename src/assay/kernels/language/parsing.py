@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Mapping
 
 from assay.kernels.language import bindings
+from assay.kernels.language.flow.walking import is_barrier, statements
 from assay.kernels.language.form import Arguments, Function, Kernels
 from assay.kernels.language.limits import (
     MAX_ALL_NODES,
@@ -189,6 +190,7 @@ def _linked(functions: dict[str, Function], uses: dict[str, Names]) -> Kernels:
     ready = [key for key, needs in waiting.items() if not needs]
     ordered: dict[str, Function] = {}
     expanded: dict[str, int] = {}
+    waits: dict[str, bool] = {}
     while ready:
         key = ready.pop()
         ordered[key] = functions[key]
@@ -200,6 +202,16 @@ def _linked(functions: dict[str, Function], uses: dict[str, Names]) -> Kernels:
                 f"a kernel of {expanded[key]} pieces once its helpers stand in the places of their calls",
                 f"the compiler does just that; {MAX_EXPANDED} are allowed",
                 "Call helpers in a loop",
+            )
+        waits[key] = any(map(is_barrier, statements(functions[key].body)))
+        waits[key] |= any(waits[called] for called in functions[key].calls)
+        if functions[key].noinline and waits[key] and callers[key]:
+            raise _named(
+                key,
+                1,
+                "a helper with noinline=True that has tl.debug_barrier()",
+                "Triton pipelines loops around it as if there was no barrier",
+                "Leave noinline out",
             )
         for caller in callers[key]:
             waiting[caller].discard(key)

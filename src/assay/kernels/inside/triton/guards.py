@@ -27,7 +27,6 @@ from assay.kernels.inside.triton.ledger import (
     refuse,
 )
 from assay.kernels.inside.triton.values import doubts
-from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 BROKEN = "broken"
@@ -183,11 +182,12 @@ def _guard_atomics(builder: Any) -> None:
 
 
 def _only_reads(op: Any, val: Any, sem: Any, _scope: Any) -> bool:
-    """Whether the compiler makes a load of an atomic operation, or nothing where nobody uses what it finds: it does of
-    a single sum with a constant zero that does not release. A load leaves bits as they are."""
+    """Whether the compiler may make a load of an atomic operation, or nothing where nobody uses what it finds: of a
+    single sum with zero that does not release. It knows more zeros than are written (n - n). A load leaves bits as they
+    are."""
     kinds, sums = engine._ir.MEM_SEMANTIC, (engine._ir.ATOMIC_OP.ADD, engine._ir.ATOMIC_OP.FADD)
     reads = op in sums and sem in (kinds.RELAXED, kinds.ACQUIRE) and _scalar.get()
-    return reads and is_constant(val) and not val.data.any()
+    return reads and not val.data.any()
 
 
 def _commutes_as(op: Any, mask: Any, *sides: Any) -> str:

@@ -19,6 +19,7 @@ from assay.kernels.language.flow.walking import (
     features_of,
     features_of_all,
     is_atomic,
+    is_barrier,
     is_load,
     names_of,
     own,
@@ -239,11 +240,7 @@ def _starting_early(loop: For, has: Mapping[str, frozenset[str]]) -> list[Expres
 
 
 def _waits(loop: For) -> bool:
-    return any(_is_barrier(one) for one in loop.body)
-
-
-def _is_barrier(each: Statement) -> bool:
-    return isinstance(each, Do) and isinstance(each.value, Call) and each.value.function == "tl.debug_barrier"
+    return any(is_barrier(one) for one in loop.body)
 
 
 def _early_loads(loop: For, has: Mapping[str, frozenset[str]]) -> Iterator[Expression]:

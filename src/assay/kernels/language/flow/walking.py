@@ -48,6 +48,11 @@ def statements(body: Sequence[Statement]) -> Iterator[Statement]:
             yield from statements(each.body)
 
 
+def is_barrier(each: Statement) -> bool:
+    """Whether a statement is `tl.debug_barrier()`."""
+    return isinstance(each, Do) and isinstance(each.value, Call) and each.value.function == "tl.debug_barrier"
+
+
 def names_of(found: Target) -> Iterator[str]:
     """The variables that an assignment gives a value."""
     if isinstance(found, str):
