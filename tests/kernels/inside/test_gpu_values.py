@@ -872,11 +872,16 @@ MADE_OTHERWISE = {
 }
 
 
+@cache
+def made_otherwise() -> dict[str, Any]:
+    cases = [{**found, "bounded": True} for found, _ in MADE_OTHERWISE.values()]
+    return dict(zip(MADE_OTHERWISE, program("value_cases", given=json.dumps(cases)), strict=True))
+
+
 @pytest.mark.parametrize("name", MADE_OTHERWISE)
 def test_what_the_compiler_makes_otherwise_has_a_bound_of_that_size(name: str) -> None:
-    found, least = MADE_OTHERWISE[name]
-    answer = program("value_cases", given=json.dumps([{**found, "bounded": True}]))[0]
-    assert isinstance(answer, list) and answer[1][0] >= least, answer
+    answer = made_otherwise()[name]
+    assert isinstance(answer, list) and answer[1][0] >= MADE_OTHERWISE[name][1], answer
 
 
 def test_either_of_two_products_is_fused() -> None:

@@ -38,10 +38,12 @@ _REGISTRIES: dict[str, dict[Any, Any]] = {
     "copy._deepcopy_dispatch": vars(copy)["_deepcopy_dispatch"],
     "copy._copy_dispatch": vars(copy)["_copy_dispatch"],
     **{
-        name: found for name, found in vars(sys.modules["torch.optim.optimizer"]).items() if name.startswith("_global_")
+        f"torch.optim.optimizer.{name}": found
+        for name, found in vars(sys.modules["torch.optim.optimizer"]).items()
+        if name.startswith("_global_")
     },
 }
-"""By which a caller's copies, checkpoints and optimizers go."""
+"""By which a caller's copies, checkpoints and optimizers go, and no launch."""
 _OF_CUDA = ("is_available", "current_device", "set_device", "get_device_capability", "current_stream")
 _DRIVEN = ("_cuda_getCurrentRawStream", "_cuda_getDevice", "_cuda_setDevice")
 """What Triton's driver takes of `torch.cuda`, and what it and that ask PyTorch's C code."""
@@ -318,6 +320,11 @@ def _by_name(entries: list[bytes]) -> dict[bytes, bytes]:
 
 def _changed(what: str) -> NotRecordableError:
     what = what.partition("__builtins__.")[2] or what
+    if what.startswith(tuple(_REGISTRIES)):
+        return NotRecordableError(
+            f"a launch after host code changed {what}, by which its caller copies, saves or trains models: leave it "
+            "as it is"
+        )
     return NotRecordableError(
         f"a launch after host code changed {what}, by which Triton compiles and launches kernels: a GPU would run "
         "something else than was recorded. Leave Triton, the Python library and their settings as they are, and give "

@@ -223,8 +223,9 @@ def fused(found: Any, x: Any, y: Any, z: Any) -> Any:
         limits = limits + times(left, right)
     limits = total(limits, _rounding(found, x, z))
     if current().fuses:
-        limits = total(limits, _as_sum(found, x, y, z), _as_sum(found, y, x, z), _doubled(x, y), _doubled(y, x))
+        limits = total(limits, _as_sum(found, x, y, z), _as_sum(found, y, x, z))
         if (wide(z) == 0).any():
+            limits = total(limits, _doubled(x, y), _doubled(y, x))
             lost = np.where(wide(z) == 0, _loss(found, x, y), 0.0)
             give_loss(found, np.broadcast_to(lost, found.data.shape))
     return rounded(found, limits, lambda: _settled_fused(x, y, z))

@@ -62,10 +62,10 @@ def added(values: Any, axis: int, dtype: Any, limits: Any, made: Any, most: floa
     own = _own(made, np.sum(values.astype(np.longdouble), axis, keepdims=True))
     lost = threads.roundings(terms, most) * epsilon(dtype) / 2.0 * magnitude + own
     found = found + np.where(_exact(values, axis, magnitude, dtype) & (found == 0), 0.0, lost)
-    return _in_range(found, np.sum(_finite(values), axis, keepdims=True), magnitude, dtype)
+    return _in_range(found, np.sum(finite_sizes(values), axis, keepdims=True), magnitude, dtype)
 
 
-def _finite(values: Any) -> Any:
+def finite_sizes(values: Any) -> Any:
     """The sizes of finite numbers."""
     return np.where(np.isfinite(values), np.abs(values), 0.0)
 
@@ -103,7 +103,7 @@ def scanned(values: Any, axis: int, dtype: Any, limits: Any, made: Any, most: fl
     own = _own(made, np.cumsum(values.astype(np.longdouble), axis))
     lost = threads.roundings(terms, most) * epsilon(dtype) / 2.0 * magnitude + own
     limits = found + np.where((whole | few) & (found == 0), 0.0, lost)
-    return _in_range(limits, np.cumsum(_finite(values), axis), magnitude, dtype)
+    return _in_range(limits, np.cumsum(finite_sizes(values), axis), magnitude, dtype)
 
 
 def multiplied(products: Any, values: Any, axis: int, dtype: Any, limits: Any) -> Any:
@@ -190,7 +190,7 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     given = all(np.isfinite(wide(side)).all() for side in (a, b, d))
     limits = np.where(np.isfinite(wide(found)) | given, limits, UNKNOWN if inexact else 0.0)
     # Beyond the largest number, before or after what TF32 cuts off, orders differ; beside infinity, too.
-    reach = sums if given else np.matmul(*(_finite(wide(side)) for side in (a, b))) + _finite(wide(d))
+    reach = sums if given else np.matmul(*(finite_sizes(wide(side)) for side in (a, b))) + finite_sizes(wide(d))
     return np.where(np.isfinite(reach) & (reach > LARGEST[found.dtype.scalar.name] * _BELOW), UNKNOWN, limits)
 
 

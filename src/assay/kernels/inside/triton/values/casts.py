@@ -42,7 +42,7 @@ def install(builder: Any) -> None:
     def create_fp_ext(self: Any, src: Any, dst_type: Any) -> Any:
         found = extend(self, src, dst_type)
         if src.dtype.scalar == tl.bfloat16:
-            current().beyond_half |= not _halves(bfloat16.wide(src.data)).all()
+            current().beyond_half |= not _in_half(bfloat16.wide(src.data)).all()
             found.attr[_EXTENDED] = True
         return found
 
@@ -125,7 +125,7 @@ def _to_float(_self: Any, src: Any, dst_type: Any, rounding: Any) -> Any:
     _refuse(there, here)
 
 
-def _halves(values: Any) -> Any:
+def _in_half(values: Any) -> Any:
     """Which numbers float16 has, too."""
     with np.errstate(all="ignore"):
         return values.astype(np.float16).astype(np.float32) == values

@@ -21,7 +21,7 @@ from triton.runtime import interpreter as engine
 from assay.kernels.inside.triton.arithmetic import MeaningError
 from assay.kernels.inside.triton.error_bounds.bounds import LARGEST, apart, bound, give, loss, or_zero, total
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
-from assay.kernels.inside.triton.error_bounds.sums import of_orders
+from assay.kernels.inside.triton.error_bounds.sums import finite_sizes, of_orders
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
 
@@ -105,7 +105,7 @@ def _in_any_order(limits: Any, operands: Any, results: Any, dtype: Any) -> Any:
 def _leave_the_range(given: Any, dtype: Any) -> Any:
     """Of which rows finite operands have sums or products beyond the largest number, or products below the least."""
     most = LARGEST[dtype.name]
-    inner = np.where(np.isfinite(given), np.abs(given), 0.0)
+    inner = finite_sizes(given)
     size = np.abs(np.log2(np.where(inner > 0, inner, 1.0)))
     return ((inner / most).sum(-1) > 0.5) | (size.sum(-1) > np.log2(most) - 2.0)
 
