@@ -27,6 +27,7 @@ from assay.kernels.inside.triton.ledger import (
     refuse,
 )
 from assay.kernels.inside.triton.values import doubts
+from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
 BROKEN = "broken"
@@ -60,15 +61,8 @@ def _check(
     broken: Any = None,
     commutes: str = "",
 ) -> Any:
-    """Whether an access may be made; raises a refusal if not. Gives back its mask, as an array."""
-    if mask is not None:
-        mask = np.asarray(mask)
-        if mask.dtype != np.bool_:
-            refuse(MeaningError(f"the mask of a {what} holds {mask.dtype}; it must hold truth values (int1)"))
-    fault = ranges.fault(pointers, mask, size, what)
-    if fault:
-        refuse(OutOfBoundsError(fault))
-    ledger = current()
+    """Whether an access may be made, which is told; raises a refusal if not. Gives back its mask, as an array."""
+    mask, ledger = _check_range(pointers, mask, size, what), current()
     if ledger.widths is not None and pointers.size > 1 and not ledger.apart:
         ledger.widths.take(ledger.site, pointers, mask, size, broken)
     if ledger.turns is not None:
@@ -77,6 +71,18 @@ def _check(
         asks: Any = "nothing" if sync is None or ledger.unused else "ticket" if ticket else "value"
         early, apart = ledger.early, ledger.apart
         ledger.observer.touched(Access(what, pointers, mask, size, values, sync, early, asks, apart, commutes))
+    return mask
+
+
+def _check_range(pointers: Any, mask: Any, size: int, what: str) -> Any:
+    """The same of an access of which nobody is told."""
+    if mask is not None:
+        mask = np.asarray(mask)
+        if mask.dtype != np.bool_:
+            refuse(MeaningError(f"the mask of a {what} holds {mask.dtype}; it must hold truth values (int1)"))
+    fault = ranges.fault(pointers, mask, size, what)
+    if fault:
+        refuse(OutOfBoundsError(fault))
     return mask
 
 
@@ -154,6 +160,8 @@ def _guard_atomics(builder: Any) -> None:
         _check_type(ptr, val, "atomic operation")
         ticket = op == engine._ir.ATOMIC_OP.ADD and val.data.dtype.kind in "iu" and bool(val.data.all())
         reads = _only_reads(op, val, *rest)
+        if reads and not is_constant(val):
+            _check_kept(ptr, mask, val)
         if reads and current().unused:
             return engine.TensorHandle(val.data, val.dtype)
         size, commutes = val.data.dtype.itemsize, _commutes_as(op, mask.data, val)
@@ -188,6 +196,22 @@ def _only_reads(op: Any, val: Any, sem: Any, _scope: Any) -> bool:
     kinds, sums = engine._ir.MEM_SEMANTIC, (engine._ir.ATOMIC_OP.ADD, engine._ir.ATOMIC_OP.FADD)
     reads = op in sums and sem in (kinds.RELAXED, kinds.ACQUIRE) and _scalar.get()
     return reads and not val.data.any()
+
+
+def _check_kept(ptr: Any, mask: Any, val: Any) -> None:
+    """Refuse a sum with zero that changes bits, where the compiler may or may not know the zero."""
+    if val.data.dtype.kind != "f":
+        return
+    active = _check_range(ptr.data, mask.data, val.data.dtype.itemsize, "atomic operation")
+    there = engine._interpreter.load(ptr.data, mask.data, val.data, val.data.dtype)
+    lost = ((there == 0) & np.signbit(there)) | ((there != 0) & (np.abs(there) < np.finfo(there.dtype).tiny))
+    if np.any(lost & active):
+        refuse(
+            WrongValueError(
+                "an atomic sum of zero with -0.0 or a denormal number, which a load leaves as it is, and which the "
+                "compiler may make of it"
+            )
+        )
 
 
 def _commutes_as(op: Any, mask: Any, *sides: Any) -> str:
