@@ -30,16 +30,10 @@ from assay.kernels.compile.stage import LAUNCHES_TOLD, NAME_CHARACTERS
 from assay.kernels.inside.triton import ahead_of_time, front_end
 from assay.kernels.inside.triton.compiled import layouts
 from assay.kernels.inside.triton.compiled.variants import chosen
-from assay.kernels.inside.triton.compiler_words import (
-    FILE,
-    NO_ALLOCATOR,
-    PASSED_OVER,
-    UNLIKE,
-    Translation,
-)
+from assay.kernels.inside.triton.compiler_words import FILE, NO_ALLOCATOR, PASSED_OVER, UNLIKE, Translation
 from assay.kernels.inside.triton.stand_ins import argument
 from assay.kernels.language import CompilerText, Kernels
-from assay.kernels.language.flow.sites import of_text
+from assay.kernels.language.flow import sites
 from assay.kernels.program.form import LINE_CHARACTERS, Launch, Program, Step, Variant, difference, table_of, windows_in
 from assay.kernels.program.limits import UNALLOCATED
 from assay.kernels.program.reading import Refusal, read
@@ -161,7 +155,8 @@ class Compiler:
         self._names: dict[str, str] = {}
         self._spreads: dict[str, frozenset[layouts.Spread]] = {}
         """How each spreads its accesses over threads."""
-        self._sites = of_text(self.text.source, self.text.names.values())
+        self._sites = sites.of_text(self.text.source, self.text.names.values())
+        self._unused = sites.unused(kernels.functions, self._sites)
         self._widths: dict[str, dict[tuple[int, int], int]] = {}
         """How many bytes each of its accesses moves at once."""
         self._read: set[str] = set()
@@ -265,7 +260,7 @@ class Compiler:
             call = self._call(launch, launch.variants[number])
             kernel = ahead_of_time.compiled(*call)
             self._texts[key] = ahead_of_time.front_end_text()
-            for what, line in ahead_of_time.unlike_text(*call, FILE):
+            for what, line in ahead_of_time.unlike_text(*call, FILE, self._unused):
                 self.unknown.append(self._said(launch, self._translation.origin(line), UNLIKE[what]))
             if read:
                 self._read.add(key)

@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +29,17 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from assay.kernels.inside.triton import front_end
-from assay.kernels.inside.triton.compiled import equal_lanes, layouts, machine_code, made_products, moved_values, stores
-from assay.kernels.inside.triton.compiled.places import line
+from assay.kernels.inside.triton.compiled import (
+    equal_lanes,
+    filled,
+    layouts,
+    machine_code,
+    made_products,
+    moved_values,
+    stores,
+    unused_results,
+)
+from assay.kernels.inside.triton.compiled.places import Place, at
 
 MAX_THREADS = 1024
 """Of a block."""
@@ -72,6 +81,8 @@ class Driver:
         whether a load may be (`moved_values`)."""
         self.spreads: frozenset[layouts.Spread] = frozenset()
         """How accesses of the last kernel are spread over its threads."""
+        self.filled: list[str] = []
+        """Where the last kernel's loads fill words with a number (`filled`)."""
         self.unlike: list[tuple[str, str]] = []
         """What the last kernel is compiled to that its text does not say (`compiler_words.UNLIKE`), and where."""
         self.resources: dict[bytes, tuple[int, int]] = {}
@@ -171,6 +182,9 @@ def _add_stages(self: Any, found: dict[str, Any], options: Any, language: Any) -
         once = equal_lanes.places(module, text, self.target.arch, version)
         driver.active.unlike += (("made once", place) for place in once)
         driver.active.unlike += (("reduced late", place) for place in moved_values.reduced_late(text))
+        unused = unused_results.places(module, text, self.target.arch, version)
+        driver.active.unlike += (("not used", place) for place in unused)
+        driver.active.filled = filled.filled(text)
         if "ttg.warp_specialize" in text:
             driver.active.unlike.append(("warps apart", ""))
         return module
@@ -210,7 +224,7 @@ def compiled(function: Any, arguments: Mapping[str, Any], options: Mapping[str, 
         Exception: whatever the compiler says against it; `OutOfResources` where it needs more than the GPU has.
     """
     driver.active.may_make = driver.active.may_load = False
-    driver.active.unlike = []
+    driver.active.unlike, driver.active.filled = [], []
     for known in function.device_caches[0][:2]:  # in which 1 and True are one, and are read once
         known.clear()
     kernel = function.run(grid=None, warmup=True, **arguments, **options)
@@ -237,19 +251,23 @@ def spreads() -> frozenset[layouts.Spread]:
 
 
 def unlike_text(
-    function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], file: str
+    function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], file: str, unused: Collection[Place]
 ) -> list[tuple[str, int]]:
     """What the kernel compiled last is compiled to that its text does not say (`compiler_words.UNLIKE`), and the line;
-    0 for one that is not known. Arguments as for `compiled`."""
-    found = list(driver.active.unlike)
-    if not (driver.active.may_make or driver.active.may_load):
-        return [(what, line(place, file)) for what, place in found]
-    launch = front_end.Launch(function, arguments, options, driver.active.get_current_target().arch)
-    if driver.active.may_make:
-        found += (("product", place) for place in made_products.places(launch.with_places()))
-    if driver.active.may_load:
-        found += (("loaded again", place) for place in moved_values.loaded_again(launch.with_places()))
-    return [(what, line(place, file)) for what, place in found]
+    0 for one that is not known. Arguments as for `compiled`; `unused`: where the text does not use the result of an
+    atomic operation either."""
+    known, found = driver.active, list(driver.active.unlike)
+    if known.may_make or known.may_load or known.filled:
+        launch = front_end.Launch(function, arguments, options, known.get_current_target().arch)
+        if known.may_make:
+            found += (("product", place) for place in made_products.places(launch.with_places()))
+        if known.may_load:
+            found += (("loaded again", place) for place in moved_values.loaded_again(launch.with_places()))
+        if known.filled:
+            places = filled.not_written(known.filled, str(launch.with_places()), file)
+            found += (("filled", place) for place in places)
+    placed = [(what, at(place, file)) for what, place in found]
+    return [(what, place[0]) for what, place in placed if what != "not used" or place not in unused]
 
 
 def usage(kernel: Any) -> Usage:

@@ -47,6 +47,16 @@ UNLIKE = {
         "Join whole blocks elementwise in the loop and reduce them once after it, or call tl.debug_barrier() in it and "
         "keep what was reduced in a variable of its own"
     ),
+    "not used": (
+        "Triton's compiler finds that the result of this atomic operation is of no use (it is multiplied by zero, "
+        "say): no thread waits for it, and a sum with zero is dropped as a whole. Use the result, or drop what is made "
+        "of it; tl.debug_barrier() makes threads wait"
+    ),
+    "filled": (
+        "Triton's compiler fills whole words with the number that this load has for what its mask leaves out, and with "
+        "its sign, since it knows the number: neighbouring elements become -1. Choose the number by tl.where after the "
+        "load"
+    ),
     "warps apart": (
         "Triton's compiler gives parts of a loop with warp_specialize=True to warps of their own, and takes what "
         "stands around it (stores, atomic operations, barriers) for theirs as well, which the grader does not follow. "

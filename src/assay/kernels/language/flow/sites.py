@@ -3,6 +3,7 @@ of one and the same.
 
     of_form(functions)          the call in our form, by `id` -> its number
     of_text(source, helpers)    where the compiler says that a call of its text is -> the same number
+    unused(functions, sites)    where it says that atomic operations are whose result nobody uses, by our form
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from assay.kernels.language.flow.lowering import lowered
 from assay.kernels.language.form import Call, Function, Invoke, Method
 
 _ACCESS = re.compile(r"load|store|atomic_\w+")
@@ -32,6 +34,13 @@ def of_text(source: str, helpers: Collection[str]) -> Mapping[Place, int]:
     nodes = _nodes(ast.parse(source))
     calls = (node for node in nodes if isinstance(node, ast.Call) and _counts(node.func, helpers))
     return {_place(call): number for number, call in enumerate(calls, start=1)}
+
+
+def unused(functions: Mapping[str, Function], sites: Mapping[Place, int]) -> frozenset[Place]:
+    """The places of atomic operations whose results are not used, as the text has them; `sites`: of its calls."""
+    numbers, found = of_form(functions.values()), lowered(functions).unused
+    dropped = {number for call, number in numbers.items() if call in found}
+    return frozenset(place for place, number in sites.items() if number in dropped)
 
 
 def _calls(part: Any) -> Iterator[Call | Method | Invoke]:

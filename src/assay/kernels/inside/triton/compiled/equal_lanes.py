@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from triton._C.libtriton import ir, nvidia, passes
-
 from assay.kernels.inside.triton.compiled.block_steps import Step, shapes, steps
+from assay.kernels.inside.triton.compiled.llvm_stage import LlvmStage
 from assay.kernels.inside.triton.compiled.places import numbered, whole
 
 MADE_OF = {
@@ -66,7 +64,9 @@ def places(module: Any, text: str, capability: int, ptx_version: int) -> list[st
     found = [step for step in steps(text) if step.name in MADE_OF]
     if not any(step.fact.doubtful and step.fact.constancy != shapes(step.kind)[-1] for step in found):
         return []
-    return not_shown(found, text, _first_text(module.context, text, capability, ptx_version))
+    stage = LlvmStage(module.context, text, capability, ptx_version)
+    stage.without_structure()
+    return not_shown(found, text, stage.first_text())
 
 
 def not_shown(found: Sequence[Step], text: str, made: str) -> list[str]:
@@ -89,28 +89,6 @@ def not_shown(found: Sequence[Step], text: str, made: str) -> list[str]:
         for step, registers in _pairs(alike, packed.get((place, maker), []))
         if len(set(registers)) < len(registers) and not _holds(step, registers, layouts)
     ]
-
-
-def _first_text(context: Any, text: str, capability: int, ptx_version: int) -> str:
-    """What the compiler makes of TTGIR in LLVM's dialect, before it simplifies that."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ttgir", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        module = ir.parse_mlir_module(file.name, context)
-    manager = ir.pass_manager(context)
-    # What `make_llir` begins with.
-    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
-    passes.ttgpuir.add_allocate_warp_groups(manager)
-    passes.convert.add_scf_to_cf(manager)
-    passes.gluon.add_inliner(manager)
-    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, capability, ptx_version)
-    nvidia.passes.ttnvgpuir.add_allocate_tensor_memory(manager)
-    nvidia.passes.ttnvgpuir.add_check_matmul_two_cta(manager)
-    passes.ttgpuir.add_allocate_global_scratch_memory(manager)
-    nvidia.passes.ttnvgpuir.add_proxy_fence_insertion(manager, capability)
-    nvidia.passes.ttgpuir.add_to_llvmir(manager, capability, ptx_version)
-    manager.run(module, "equal_lanes")
-    return str(module)
 
 
 def _pairs(found: Sequence[Step], packed: Sequence[Sequence[str]]) -> Iterator[tuple[Step, Sequence[str]]]:
