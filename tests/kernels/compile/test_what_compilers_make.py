@@ -132,6 +132,59 @@ def test_values_that_stay_where_they_are_compile(compiled: Compile, name: str) -
     assert (report.outcome, report.message) == ("ok", "")
 
 
+ASKED = "@triton.jit\ndef asked(w):\n    return tl.atomic_add(w, 0, sem='relaxed')"
+AT = "w = x.to(tl.pointer_type(tl.int32), bitcast=True)\n"
+FOLDED = {
+    "used": ("seen = tl.atomic_add(w, 1)\nv += seen", True),
+    "by nobody": ("seen = tl.atomic_add(w, 1)\ntl.atomic_add(w, 0, sem='acquire')", True),
+    "times zero": ("seen = tl.atomic_add(w, 1)\nv += seen * 0", False),
+    "exchanged, times zero": ("v += tl.atomic_xchg(w, 1) * 0", False),
+    "a load": ("v += tl.atomic_add(w, 0, sem='acquire')", True),
+    "a load, times zero": ("v += tl.atomic_add(w, 0, sem='acquire') * 0", False),
+    "in a loop": ("seen = 0\nfor _ in range(n):\n    seen = seen ^ asked(w)\nv += seen * 0", False),
+    "in a loop, used": ("seen = 0\nfor _ in range(n):\n    seen = seen ^ asked(w)\nv += seen", True),
+    "in one turn of two": ("for q in tl.static_range(2):\n    v += asked(w) * q", False),
+    "of one call of two": ("v += asked(w) + asked(w) * 0", False),
+    "of two calls, used": ("v += asked(w) + asked(w)", True),
+    "to wait for": ("while asked(w) == 0:\n    pass", True),
+    "to wait for, times zero": ("while asked(w) * 0 != 0:\n    pass", False),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_result_that_only_the_compiler_finds_unused_is_told(compiled: Compile, name: str) -> None:
+    lines, is_used = FOLDED[name]
+    report = compiled(module(AT + lines, head=ASKED))
+    assert report.outcome == ("ok" if is_used else "unsupported"), report
+    assert is_used or "this atomic operation is of no use" in report.message
+
+
+FILLS = {
+    "written": ("-5", True),
+    "a constant": ("tl.full((), -5, tl.int8)", True),
+    "all bits": ("(-1 + (n - n)).to(tl.int8)", True),
+    "folded to another": ("(5 + (n - n)).to(tl.int8)", True),
+    "not known": ("(-5 + n).to(tl.int8)", True),
+    "folded": ("(-5 + (n - n)).to(tl.int8)", False),
+    "folded to a block": ("(-5 + (i - i)).to(tl.int8)", False),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_a_load_that_is_filled_with_a_number_that_only_the_compiler_knows_is_told(compiled: Compile, name: str) -> None:
+    other, is_written = FILLS[name]
+    report = compiled(module(f"w = x.to(tl.pointer_type(tl.int8), bitcast=True)\nv += tl.load(w + i, i < 7, {other})"))
+    assert report.outcome == ("ok" if is_written else "unsupported"), report
+    assert is_written or "fills whole words" in report.message
+
+
+def test_a_load_that_is_written_in_one_turn_of_two_is_told(compiled: Compile) -> None:
+    other = "-5 if q == 0 else (-5 + (n - n)).to(tl.int8)"
+    turns = f"for q in tl.static_range(2):\n    v += tl.load(w + i, i < 7, {other})"
+    report = compiled(module(f"w = x.to(tl.pointer_type(tl.int8), bitcast=True)\n{turns}"))
+    assert report.outcome == "unsupported" and "fills whole words" in report.message, report
+
+
 OWN = {
     "a dot": "tl.dot(a, b)",
     "a dot and a total": "tl.dot(a, b) + a",

@@ -151,58 +151,6 @@ def test_a_sum_with_a_constant_zero_that_does_not_release_is_a_load(trials: Tria
     assert outcome.end == ("ok" if stays else "wrong"), outcome
 
 
-UNUSED_SUM = "seen = tl.atomic_add(w + tl.program_id(0), {}, sem='acquire')\n"
-FOLDED = {
-    "used": (UNUSED_SUM.format(1), "seen == 0", "ok"),
-    "a load that is used": (UNUSED_SUM.format(0), "seen == 0", "ok"),
-    "by nobody": (UNUSED_SUM.format(1), "n > 0", "ok"),
-    "times zero": (UNUSED_SUM.format(1), "seen * 0 == 0", "unsupported"),
-    "a load, times zero": (UNUSED_SUM.format(0), "seen * 0 == 0", "unsupported"),
-    "in a loop": (
-        "seen = 0\nfor _ in range(n):\n    seen = seen ^ tl.atomic_add(w, 0, sem='relaxed')",
-        "seen * 0 == 0",
-        "unsupported",
-    ),
-    "of one turn": (
-        "last = 0\nfor q in tl.static_range(2):\n    last += tl.atomic_add(w, 0, sem='relaxed') * q",
-        "last == 0",
-        "unsupported",
-    ),
-    "in a helper, by name": ("seen = asked(w) + asked(w) * 0", "seen == 0", "unsupported"),
-    "in a helper, used": ("seen = asked(w) + asked(w)", "seen == 0", "ok"),
-}
-
-
-@pytest.mark.parametrize("name", FOLDED)
-def test_a_result_that_only_the_compiler_finds_unused_is_not_known(trials: Trials, name: str) -> None:
-    lines, condition, end = FOLDED[name]
-    source = asking(lines, condition, "w, ", "work, ", ZEROS.format("int32"))
-    helper = "@triton.jit\ndef asked(w):\n    return tl.atomic_add(w, 0, sem='relaxed')\n\n\n"
-    outcome = trials.run(SNAKE, source.replace("@triton.jit", helper + "@triton.jit", 1))
-    assert outcome.end == end, outcome
-    assert end == "ok" or "this atomic operation is of no use" in outcome.message, outcome
-
-
-FILLS = {
-    "written": ("-5", "ok"),
-    "a constant": ("tl.full((), -5, tl.int8)", "ok"),
-    "folded to another": ("(5 + (n - n)).to(tl.int8)", "ok"),
-    "not known": ("(-5 + z).to(tl.int8)", "ok"),
-    "folded": ("(-5 + (n - n)).to(tl.int8)", "unsupported"),
-    "folded to a whole block": ("(-5 + (k - k)).to(tl.int8)", "unsupported"),
-}
-
-
-@pytest.mark.parametrize("name", FILLS)
-def test_a_negative_number_that_only_the_compiler_knows_fills_no_word(trials: Trials, name: str) -> None:
-    other, end = FILLS[name]
-    lines = f"v = tl.load(w + k, mask=k < 7, other={other}).to(tl.int32)\nfirst = tl.sum(tl.where(k < 7, v, 0), 0)"
-    host = "work = torch.zeros(512, dtype=torch.int8, device=x.device)"
-    outcome = trials.run(SNAKE, asking(lines, "first == 0", "w, z, ", "work, 0, ", host))
-    assert outcome.end == end, outcome
-    assert end == "ok" or "fills whole words" in outcome.message, outcome
-
-
 Z = ("z, ", "0.0, ")
 AS_A_GPU = {
     "sign of NaN": asking("none = z / z", "none.to(tl.int32, bitcast=True) < 0", *Z),
