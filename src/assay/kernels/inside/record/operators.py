@@ -37,6 +37,16 @@ _READ = frozenset(
     }
 )
 """Operators whose answer, or the shape of it, depends on values."""
+_ANSWERED = frozenset(
+    {
+        *("is_same_size", "is_set_to", "is_pinned", "_has_same_storage_numel", "is_coalesced", "sparse_dim"),
+        *("dense_dim", "_fused_sdp_choice", "_use_cudnn_ctc_loss"),
+    }
+)
+"""Operators that are given tensors and give none: what they say follows from shapes, or chooses between ways to the
+same result."""
+_BY_STEPS = "CompositeExplicitAutograd"
+"""Under which PyTorch keeps what it makes of other operators."""
 _MADE_EMPTY = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "_efficientzerotensor"}
 )
@@ -92,8 +102,27 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             with self:
                 return func.decompose(*args, **named)
+        if not schema.returns and tensors:
+            return self._by_steps(func, schema, base, args, named)
         with torch._C.DisableTorchFunction():
             return self._note(func, schema, library, base, args, named)
+
+    def _by_steps(self, func: Any, schema: Any, base: str, args: Sequence[Any], named: dict[str, Any]) -> None:
+        """Note the steps of an operator that gives nothing back: it is there for what it writes, or for what it raises
+        by values.
+
+        Raises:
+            HostReadError: it writes nothing.
+            NotRecordableError: PyTorch does not put it together of others.
+        """
+        if not any(map(_is_written, schema.arguments)):
+            raise self._tape.read(f"torch's {base}")
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _BY_STEPS):
+            raise NotRecordableError(
+                f"{base} gives nothing back, and PyTorch does not put it together of operators that do: call those"
+            )
+        with self:
+            func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **named)
 
     def _run(self, body: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run the body of an operator of a submission's as it is run on a GPU: PyTorch has taken off the mode that
@@ -125,12 +154,15 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{base} cannot be recorded, since PyTorch does not say what shapes come of it ({error!s:.200}). "
                 "Do it in a kernel"
             ) from error
-        views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        views = torch.Tag.inplace_view in func.tags or any(
+            r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
+        )
         if views:
             _check_views(base, result)
             return result
         outs = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
         given = [part for part in _flat([*args, *named.values()]) if isinstance(part, torch.Tensor)]
+        _check_results(schema, base, _by_name(schema, args, named), given, outs)
         gpu_operands.check_dtypes(normal_name(base), [*given, *outs])
         numbers = gpu_operands.numbers_of_the_host(normal_name(base), _by_name(schema, args, named))
         self._tape.places.note(normal_name(base), asked, makes, given, outs, numbers)
@@ -160,6 +192,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         places = self._tape.places
         known = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
         made = [out.untyped_storage() for out in outs if out.layout is torch.strided]
+        for out in outs:
+            if out.layout is torch.strided and out.untyped_storage()._cdata not in known:
+                self._tape.room.take(out.untyped_storage(), places.is_put(out, DEVICE))
         for storage in made:
             if places.is_shared(storage):
                 raise NotRecordableError(
@@ -198,6 +233,24 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tape.check_constant(storage)
         twin = torch.empty(0, dtype=value.dtype, device=META)
         return twin.set_(known.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+
+def _check_results(
+    schema: Any, base: str, arguments: Mapping[str, Any], given: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+) -> None:
+    """Raises NotRecordableError for an operator of which its results do not show all that it does."""
+    written = _flat([arguments.get(one.name) for one in schema.arguments if _is_written(one)])
+    if any(isinstance(part, torch.Tensor) and not any(part is out for out in outs) for part in written):
+        raise NotRecordableError(f"{base} writes a tensor that it does not give back: do it by operators that do")
+    if given and not outs and base not in _ANSWERED:
+        raise NotRecordableError(
+            f"host code asks {base} of PyTorch, which on a GPU may be answered otherwise than where host code is "
+            "recorded: decide by shapes, strides, dtypes and x.device"
+        )
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _check_views(base: str, made: Any) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -41,22 +42,37 @@ _EARLY = (
     "{0} on a stream that has not waited for its caller's, on which inputs, weights or the memory that is used may "
     "still be written: call stream.wait_stream(torch.cuda.current_stream()) first"
 )
-_known: weakref.WeakSet[Stream | Event] = weakref.WeakSet()
-"""All streams and events that there are."""
+_known: weakref.WeakValueDictionary[int, Stream | Event] = weakref.WeakValueDictionary()
+"""All streams and events that there are, by id: a stream's hash tells of its handle."""
 
 
-class Stream:
+class _Handle:
+    """What says another thing of itself in each run."""
+
+    def _refused(self, *_: object) -> NoReturn:
+        raise NotRecordableError("what a stream or an event says of itself is another thing in each run: leave it out")
+
+    __repr__ = __str__ = __reduce_ex__ = __cuda_stream__ = _refused
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refused()
+
+
+class Stream(_Handle):
     """A stream that knows for which steps of others it waited."""
 
     device = torch.device("cuda", 0)
-    device_index = priority = 0
+    device_index = 0
     several = False
     """Whether there ever was one beside the caller's."""
 
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
         gpu_named(device)
         Stream.several = bool(_known)
-        _known.add(self)
+        _known[id(self)] = self
+        self._priority = operator.index(priority)
         self.clock: _Clock = {}
         self._before: list[Stream] = []
 
@@ -67,6 +83,26 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         order.current = self._before.pop()
+
+    @property
+    def priority(self) -> int:
+        """That which it was given, if that is the least one: others are mapped to those that a GPU has."""
+        if self._priority:
+            raise NotRecordableError("the priority that a stream has is another one on each kind of GPU")
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Stream):
+            return self is other
+        if self is not order.default and other is not order.default:
+            raise NotRecordableError(
+                "two streams of one's own may be one: PyTorch has 32 and gives them out in turn. Compare with "
+                "torch.cuda.default_stream(), or remember which is which"
+            )
+        return False
+
+    def __hash__(self) -> int:
+        return hash((self.cuda_stream, self.device))
 
     @property
     def cuda_stream(self) -> int:
@@ -87,35 +123,37 @@ class Stream:
 
     def wait_stream(self, stream: Any) -> None:
         """What follows here comes after what is on another stream."""
-        if isinstance(stream, Stream):
-            _merge(self.clock, order.clock_of(stream))
+        self.wait_event(stream.record_event())
 
     def wait_event(self, event: Any) -> None:
         """What follows here comes after an event."""
-        if isinstance(event, Event):
-            _merge(self.clock, event.clock)
+        event.wait(self)
 
     def record_event(self, event: Any = None) -> Event:
         """An event that comes after what is here so far."""
-        made = event if isinstance(event, Event) else Event()
+        made = Event() if event is None else event
         made.record(self)
         return made
 
 
-class Event:
+class Event(_Handle):
     """A point of a stream."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        _known.add(self)
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        if interprocess or external:
+            raise NotRecordableError("an event for other processes or for graphs: a program has neither")
+        _known[id(self)] = self
         self.clock: _Clock = {}
 
     def record(self, stream: Any = None) -> None:
         """It comes after what is on a stream so far."""
-        self.clock = order.clock_of(stream if isinstance(stream, Stream) else order.current)
+        self.clock = order.clock_of(_stream(stream))
 
     def wait(self, stream: Any = None) -> None:
         """What follows on a stream comes after it."""
-        _merge((stream if isinstance(stream, Stream) else order.current).clock, self.clock)
+        _merge(_stream(stream).clock, self.clock)
 
     def query(self) -> bool:
         """Whether it has happened: by chance, on a GPU."""
@@ -139,7 +177,7 @@ class _Order:
 
     def begin(self, unchanged: Collection[int]) -> None:
         """A call begins; all that was before is over. `unchanged`: storages that a call only reads."""
-        for found in _known:  # what was waited for in an earlier call says nothing of this one
+        for found in _known.values():  # what was waited for in an earlier call says nothing of this one
             found.clock = {}
         self.current, self._unchanged = self.default, frozenset(unchanged)
         self._host: _Clock = {}
@@ -337,14 +375,21 @@ def _bytes(window: Json) -> tuple[int, int]:
 @contextlib.contextmanager
 def using(stream: Any = None) -> Iterator[None]:
     """`torch.cuda.stream`."""
-    with stream if isinstance(stream, Stream) else contextlib.nullcontext():
+    with contextlib.nullcontext() if stream is None else _stream(stream):
         yield
 
 
 def use(stream: Any) -> None:
     """`torch.cuda.set_stream`."""
-    if isinstance(stream, Stream):
-        order.current = stream
+    if stream is not None:
+        order.current = _stream(stream)
+
+
+def _stream(given: Any) -> Stream:
+    """A stream that host code gives; the current one for None. Raises TypeError for anything else."""
+    if given is not None and not isinstance(given, Stream):
+        raise TypeError(f"a {type(given).__name__:.80} where a stream belongs")
+    return order.current if given is None else given
 
 
 order = _Order()

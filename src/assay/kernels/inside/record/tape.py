@@ -16,6 +16,7 @@ from assay.kernels.inside import submission
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.host import arithmetic
 from assay.kernels.inside.record.host.addresses import Address
+from assay.kernels.inside.record.host.room import Room
 from assay.kernels.inside.record.places import Places
 from assay.kernels.inside.record.reads import RAISED, HostReadError, NotRecordableError
 from assay.kernels.program.form import DTYPES
@@ -42,6 +43,7 @@ class Tape:
         self.follows_streams = False
         """Whether steps on two streams must be in order: in calls of forward."""
         self.places = Places()
+        self.room = Room()
         self.steps: list[Json] = []
         """Of the phase under way."""
         self.doing = "importing the module"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -52,8 +53,16 @@ class Address:
         return False
 
     def __hash__(self) -> int:
-        # One for all, so that a table compares those that it holds: one that is gone may be another's by then.
-        return 0
+        # A table may hold the address of a tensor that is gone, and this may be the same one on a GPU.
+        if self._is_null():
+            return 0
+        for other in _numbered:
+            if other is not self._storage and is_gone(other):
+                raise NotRecordableError(_GONE)
+        if not any(self._storage is other for other in _numbered):
+            _numbered.append(self._storage)
+        place = next(number for number, other in enumerate(_numbered) if other is self._storage)
+        return _FIRST + place * _APART + self._offset
 
     def __bool__(self) -> bool:
         return not self._is_null()
@@ -79,7 +88,13 @@ class Address:
     __or__ = __ror__ = __xor__ = __rxor__ = __rand__ = __rmod__ = __pow__ = __rpow__ = __divmod__ = _refused
     __rdivmod__ = __neg__ = __pos__ = __abs__ = __invert__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
     __int__ = __index__ = __float__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = _refused
-    __str__ = __repr__ = __format__ = __reduce_ex__ = _refused
+    __str__ = __repr__ = __format__ = __reduce_ex__ = __reduce__ = __getnewargs__ = __sizeof__ = _refused
+
+
+_numbered: list[torch.UntypedStorage] = []
+"""Storages whose addresses were asked for a hash, which is that of a number on a GPU."""
+_FIRST, _APART = random.SystemRandom().randrange(1 << 14, 1 << 15) << 32, 1 << 34
+"""A first address, which is another one in each process, as on a GPU, and how far others are from it."""
 
 
 def _refuse() -> NoReturn:
@@ -131,6 +146,12 @@ class SeenStorage:
         return type(other) is SeenStorage and self._address() == other._address()
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _refused(self, *_: object) -> NoReturn:
+        raise NotRecordableError(_SIZES.format("its bytes, or a copy of it"))
+
+    __getitem__ = __setitem__ = __delitem__ = __iter__ = __contains__ = __copy__ = __deepcopy__ = _refused
+    __str__ = __repr__ = __format__ = __reduce_ex__ = __reduce__ = __sizeof__ = _refused
 
     def __getattr__(self, name: str) -> Any:
         raise NotRecordableError(_SIZES.format("an argument" if name.startswith("__") else name))

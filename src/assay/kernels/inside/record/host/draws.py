@@ -6,6 +6,9 @@ import torch
 
 from assay.kernels.inside.record.reads import NotRecordableError
 
+GENERATOR = torch.default_generator
+"""The host's, whatever stands for it later."""
+
 
 class Draws:
     """The state of the generator between the draws of a recording.
@@ -40,7 +43,7 @@ class Draws:
         self._left = _state()
 
 
-def move_on(*_: object) -> None:
+def move_on() -> None:
     """Draw a number that nobody sees: also where host code seeds the generator of a GPU, of which there is none."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         torch.rand(1, device="cpu")
@@ -48,4 +51,4 @@ def move_on(*_: object) -> None:
 
 def _state() -> bytes:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return bytes(torch.default_generator.get_state().numpy())
+        return bytes(GENERATOR.get_state().numpy())

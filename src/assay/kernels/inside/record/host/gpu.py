@@ -30,7 +30,7 @@ _OPEN = ("torch.cuda.amp", "torch.cuda.nvtx", "torch.cuda._")
 _KEPT = frozenset(
     {
         *("is_available", "is_initialized", "is_bf16_supported", "init", "device_count", "current_device"),
-        *("empty_cache", "default_stream", "set_stream", "Event", "Stream", "get_arch_list", "is_tf32_supported"),
+        *("empty_cache", "default_stream", "set_stream", "Event", "Stream", "is_tf32_supported"),
         *("reset_peak_memory_stats", "current_stream", "DeferredCudaCallError", "ipc_collect"),
         *("ignore", "unused", "export", "is_scripting", "is_tracing", "annotate", "isinstance", "Final", "Attribute"),
         *("ScriptModule", "ScriptFunction", "RecursiveScriptModule", "TracedModule", "TopLevelTracedModule"),
@@ -42,6 +42,8 @@ _ADVICE = {
     "rng_state": "no program has a generator of a GPU: draw on the host, from the caller's seed",
     "graph": "a CUDA graph repeats launches that forward should make: make them in each call, without a graph",
     "memory": "how much memory there is differs between GPUs and calls: choose by shapes",
+    "profiler": "what it shows is what records host code, and not what a GPU does: leave it out",
+    "seed": "which seed its caller has set is for the caller to decide: leave it out",
     "jit": "TorchScript is run where no recording sees it, and sees other devices there: write plain Python",
     "tensor": "make tensors by torch.empty(shape, dtype=..., device=x.device)",
     "": "a GPU would answer otherwise than the machine where host code is recorded: leave it out",
@@ -51,6 +53,12 @@ _COMPILED = "torch.compile writes kernels of its own, and only those of the sour
 _THREADS = (
     "host code starts a thread, in which no recording sees what is done: launch from the thread that calls forward"
 )
+_PROFILERS = (
+    *(("torch.profiler", name) for name in ("profile", "_KinetoProfile")),
+    *(("torch.autograd.profiler", name) for name in ("profile", "emit_itt", "emit_nvtx", "_KinetoProfile")),
+)
+_DATA = (bool, int, float, str, tuple, list, dict, set)
+_SEEDS = ("initial_seed", "seed")
 CUDA_VERSION, _BUILD = "12.8", "+cu128"
 
 
@@ -59,6 +67,10 @@ def install() -> None:
     pretended = _pretended()  # of functions that are closed next
     for module in [module for name, module in list(sys.modules.items()) if _is_closed(name)]:
         _close(module)
+        _close_data(module)
+    _close_generator()
+    for home, name in _PROFILERS:
+        setattr(sys.modules[home], name, _refused_class(f"{home}.{name}", _ADVICE["profiler"]))
     for module, names in pretended.items():
         for place in _places_of(module):
             for name, value in names.items():
@@ -116,6 +128,34 @@ def _close(module: ModuleType) -> None:
         setattr(module, name, _refused_class(full, advice) if isinstance(value, type) else _refusing(full, advice))
 
 
+def _close_data(module: ModuleType) -> None:
+    """Refuse what a module has beside functions and classes, such as whether PyTorch was built with a library."""
+    names = {name for name, value in vars(module).items() if not name.startswith("_") and isinstance(value, _DATA)}
+    before = vars(module).get("__getattr__")
+
+    def refused(name: str) -> Any:
+        if name in names:
+            raise NotRecordableError(f"{module.__name__}.{name}: {_ADVICE['']}")
+        if before is not None:
+            return before(name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    for name in names:
+        delattr(module, name)
+    if names:
+        vars(module)["__getattr__"] = refused
+
+
+def _close_generator() -> None:
+    """Refuse what tells of the caller's seed. Host code may set one, which the draws after it show."""
+    generator = _Seeded(draws.GENERATOR)
+    for module in (torch, torch.random, torch._C):
+        for name in _SEEDS:
+            if hasattr(module, name):
+                setattr(module, name, _refusing(f"torch.{name}", _ADVICE["seed"]))
+        vars(module)["default_generator"] = generator
+
+
 def _refusing(name: str, advice: str) -> Callable[..., NoReturn]:
     def refused(*_: Any, **__: Any) -> NoReturn:
         raise NotRecordableError(f"{name}: {advice}" if name not in advice else advice)
@@ -137,6 +177,26 @@ class _Generator(torch.Generator):
         if device_named(device) != HOST:
             raise NotRecordableError("a generator on a GPU: the replay draws by the default one, on the host")
         return super().__new__(cls)
+
+
+class _Seeded:
+    """The default generator, or a copy of it: it may be seeded, and is not asked what it was seeded with."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.__generator = generator
+
+    def clone_state(self) -> _Seeded:
+        """A copy."""
+        return _Seeded(self.__generator.clone_state())
+
+    def graphsafe_get_state(self) -> _Seeded:
+        """Another one of the same state."""
+        return _Seeded(self.__generator.graphsafe_get_state())
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SEEDS:
+            return _refusing(f"default_generator.{name}", _ADVICE["seed"])
+        return getattr(self.__generator, name)
 
 
 class _OnDevice:
@@ -163,18 +223,24 @@ class _Properties:
             raise AttributeError(name)
         raise NotRecordableError(f"{name} of a GPU differs between GPUs of one kind: leave it out")
 
+    def __repr__(self) -> str:
+        raise NotRecordableError("the text of all that a GPU says differs between GPUs of one kind: leave it out")
+
+    __str__ = __reduce_ex__ = __repr__  # type: ignore[assignment]
+
 
 def _device_of(tensor: torch.Tensor) -> _OnDevice:
     return _OnDevice(None)
 
 
-def _asked(answer: Callable[..., Any]) -> Callable[..., Any]:
+def _asked(answer: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A function that is asked of a GPU."""
 
-    def asked(device: Any = None, *_: Any, **__: Any) -> Any:
+    def asked(device: Any = None) -> Any:
         gpu_named(device)
         return answer()
 
+    asked.__name__ = asked.__qualname__ = name
     return asked
 
 
@@ -187,37 +253,68 @@ def _pickled(tensor: torch.Tensor, _: Any) -> NoReturn:
     raise HostReadError("a copy of a tensor by pickle, torch.save or copy.copy")
 
 
+class _Untold:
+    """What depends on who listens: it may be dropped, and asked for nothing."""
+
+    def _refused(self, *_: object) -> NoReturn:
+        raise NotRecordableError("what torch.cuda.nvtx gives back depends on who listens: leave it unused")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = __int__ = __index__ = _refused
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __neg__ = __float__ = _refused
+    __str__ = __repr__ = __format__ = __reduce_ex__ = _refused
+    __getattr__ = _refused
+
+
+def _seeded(seed: int) -> None:
+    int(seed)
+    draws.move_on()
+
+
+def _pushed(msg: str) -> _Untold:
+    return _Untold()
+
+
+def _popped() -> _Untold:
+    return _Untold()
+
+
+def _marked(msg: str) -> None:
+    return None
+
+
 @contextlib.contextmanager
-def _range(*_: Any, **__: Any) -> Iterator[None]:
+def _range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+    msg.format(*args, **kwargs)
     yield
 
 
-_WHAT = ("capability", "name")
-"""What `torch.cuda.get_device_...` is asked for."""
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
+_TOLD = ("get_device_capability", "get_device_name")
 
 
 def _pretended() -> dict[ModuleType, dict[str, Any]]:
     properties = _Properties(vars(torch.cuda.get_device_properties(0)))
-    asked = {name: _asked(getattr(torch.cuda, name)) for name in ("synchronize", "current_stream", "default_stream")}
+    asked = {
+        name: _asked(getattr(torch.cuda, name), name) for name in ("synchronize", "current_stream", "default_stream")
+    }
     return {
         torch.cuda: {
             **asked,
             **{"device": _OnDevice, "device_of": _device_of, "set_device": lambda device: gpu_named(device) and None},
             **{"stream": streams.using, "StreamContext": streams.using, "set_stream": streams.use},
-            "get_device_properties": _asked(lambda: properties),
-            **{f"get_device_{what}": _asked(getattr(torch.cuda, f"get_device_{what}")) for what in _WHAT},
+            "get_device_properties": _asked(lambda: properties, "get_device_properties"),
+            **{name: _asked(getattr(torch.cuda, name), name) for name in _TOLD},
             **{"is_current_stream_capturing": lambda: False},
-            **{name: lambda *_: None for name in ("empty_cache", "ipc_collect")},
-            **dict.fromkeys(("manual_seed", "manual_seed_all"), draws.move_on),
+            **{name: lambda: None for name in ("empty_cache", "ipc_collect")},
+            **dict.fromkeys(("manual_seed", "manual_seed_all"), _seeded),
         },
-        torch.cuda.nvtx: {"range_push": lambda *_, **__: 0, "range_pop": lambda: 0, "mark": _nothing, "range": _range},
+        torch.cuda.nvtx: {
+            **{"range_push": _pushed, "range_pop": _popped, "mark": _marked, "range": _range},
+            **{name: _refusing(f"torch.cuda.nvtx.{name}", _ADVICE[""]) for name in ("range_start", "range_end")},
+        },
         torch.accelerator: {
             **{"is_available": lambda: True, "device_count": lambda: 1, "current_device_index": lambda: 0},
-            **{"current_accelerator": lambda *_, **__: torch.device("cuda"), "current_stream": asked["current_stream"]},
+            "current_accelerator": lambda check_available=False: torch.device("cuda"),
+            "current_stream": asked["current_stream"],
             **{"synchronize": asked["synchronize"], "set_stream": streams.use},
         },
     }

@@ -22,8 +22,7 @@ _FREE = frozenset(
     {
         *("__annotations__", "__dict__", "__doc__", "__module__", "__weakref__", "T_destination", "_version"),
         *("call_super_init", "dump_patches", "__init__", "__call__", "__repr__", "__dir__", "extra_repr", "_get_name"),
-        *("forward", "train", "eval", "to", "cuda", "cpu", "half", "float", "double", "bfloat16", "type", "_apply"),
-        *("apply", "compile"),
+        *("forward", "train", "eval", "to", "_apply", "apply", "compile"),
     }
 )
 """What a model may say itself: how it is called, moved and shown, which is recorded, or tells nobody of weights."""
@@ -33,12 +32,17 @@ TELLING = (
 )
 """Attributes of a model by which its caller comes to parameters and buffers, saves and loads them: all others."""
 _PARTS = ("_parameters", "_buffers", "_modules")
-HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
-"""What is called while weights are saved or loaded."""
+HOOKS = (
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+    *("_backward_hooks", "_backward_pre_hooks"),
+)
+"""What is called while weights are saved, loaded or trained."""
 CONTAINERS = {
     name: type(vars(Module())[name]) for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 }
 """In what a module keeps its parts -> the class of that."""
+_TRAINED = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of a tensor that change its gradient."""
 _METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type)
 _COPIED_BY: tuple[dict[Any, Any], ...] = (copyreg.dispatch_table, vars(copy)["_deepcopy_dispatch"])
 """Classes whose objects a function copies or saves."""
@@ -95,7 +99,8 @@ def check(model: Any) -> None:
                 _check_tensor(tensor, f"in {name} of {type(part).__name__:.80}")
         if name := next((name for name in HOOKS if own.get(name)), ""):
             raise NotRecordableError(
-                f"{type(part).__name__:.80} has hooks for weights that are saved or loaded ({name}): leave them out"
+                f"{type(part).__name__:.80} has hooks for weights that are saved, loaded or trained ({name}): leave "
+                "them out"
             )
 
 
@@ -103,6 +108,11 @@ def _check_copies(kind: type, what: str) -> None:
     """Raises NotRecordableError for a class whose objects are copied or saved by a function of the submission's."""
     if any(kind in registry for registry in _COPIED_BY):
         raise NotRecordableError(f"{what} is copied or saved by a function of its own (copyreg): leave that out")
+
+
+def _plain(tensor: Any, name: str) -> Any:
+    """An attribute of a tensor as PyTorch has it, whatever the tensor says."""
+    return vars(torch._C.TensorBase)[name].__get__(tensor)
 
 
 def _check_tensor(tensor: Any, where: str) -> None:
@@ -117,6 +127,11 @@ def _check_tensor(tensor: Any, where: str) -> None:
         raise NotRecordableError(
             f"a {kind.__name__:.80} {where} was made under torch.inference_mode(): no optimizer and no load_state_dict "
             "can change it. Make parameters and buffers outside of it"
+        )
+    if any(_plain(tensor, name) for name in _TRAINED) or _plain(tensor, "grad") is not None:
+        raise NotRecordableError(
+            f"a {kind.__name__:.80} {where} has a gradient, or hooks that change one, before anybody trains it: leave "
+            "that out"
         )
     if name := hidden(tensor) or hidden_by_class(kind):
         raise NotRecordableError(
