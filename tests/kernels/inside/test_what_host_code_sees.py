@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 from benchmarks.common.submissions import Submission, read_submissions
 
@@ -10,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from assay.kernels.inside.record import reads
-from assay.kernels.inside.record.host.addresses import Address
+from assay.kernels.inside.record.host.addresses import Address, SeenStorage
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from support.kernel_graders import Bench
 from support.kernelbench_data import ATTACKS
@@ -105,6 +109,28 @@ HONEST = {
         "",
     ),
     "autocast around a launch": (f"with torch.autocast('cuda', dtype=torch.float16):\n    {RIGHT}", "", ""),
+    "moves and fills of a list": (
+        "y, z = torch.ones_like(x), torch.empty_like(x)\ntorch._foreach_copy_([z], [x])\ntorch._foreach_zero_([y])\n"
+        "return snake(z, self.frequency, y)",
+        "",
+        "",
+    ),
+    "views in place": (f"y = torch.empty_like(x)\ny.unsqueeze_(0).squeeze_(0)\ny.t_()\ny.t_()\n{RIGHT}", "", ""),
+    "a checkpoint": (
+        f"x = torch.utils.checkpoint.checkpoint(lambda t: t, x, use_reentrant=False)\n{RIGHT}",
+        "import torch.utils.checkpoint",
+        "",
+    ),
+    "memory that is given back": (
+        f"for _ in range(4):\n    x.new_empty(1 << 33)\n{RIGHT}",
+        "",
+        "",
+    ),
+    "streams that are told apart": (
+        f"assert torch.cuda.current_stream() == torch.cuda.default_stream() != torch.cuda.Stream()\n{RIGHT}",
+        "",
+        "",
+    ),
 }
 CLEARED = """
 def clearing(size, alignment, stream):
@@ -164,6 +190,13 @@ REFUSED = {
         "",
         "conjugates or negates where they are read",
     ),
+    "a tensor that an operator changes beside its result": (
+        f"torch.ops.aten.rrelu_with_noise(x, torch.empty_like(x), 0.1, 0.1, True)\n{RIGHT}",
+        "",
+        "",
+        "writes a tensor that it does not give back",
+    ),
+    "an answer of an operator": (f"torch.ops.aten.q_scale(x)\n{RIGHT}", "", "", "cannot be recorded"),
 }
 ODD = {
     "no word": ("assert x.dim() == 3", "assert x.dim() == 3"),
@@ -206,6 +239,51 @@ def test_an_odd_exception_is_told_with_its_line(trials: Trials, words: str) -> N
     forward, said = ODD[words]
     outcome = trials.run(SNAKE, snaking(f"{forward}\n{RIGHT}"))
     assert outcome.end == "crash" and said in outcome.message and outcome.line > 0, outcome
+
+
+OF_STREAMS = ("default_stream", "current_stream", "synchronize", "get_device_properties", "get_device_name")
+SIGNED = ("set_device", "empty_cache", "set_stream", "stream", "Event", "is_bf16_supported", "device_of", *OF_STREAMS)
+SIGNATURES = """
+import inspect, json, torch
+{before}
+signatures = {{name: [(one.name, one.default is one.empty) for one in
+    inspect.signature(getattr(torch.cuda, name)).parameters.values()] for name in {names}}}
+print(json.dumps(signatures))
+"""
+PRETENDED = """
+from assay.kernels.inside import pretend_cuda
+from assay.kernels.inside.record.host import gpu
+pretend_cuda.install(pretend_cuda.SHARED_LIMIT, 90)
+gpu.install()
+"""
+
+
+def test_what_is_pretended_takes_what_pytorch_takes() -> None:
+    texts = [SIGNATURES.format(before=before, names=SIGNED) for before in ("", PRETENDED)]
+    found = [json.loads(subprocess.check_output([sys.executable, "-c", text], text=True)) for text in texts]
+    assert found[1] == found[0] and len(found[0]) == len(SIGNED)
+
+
+@pytest.mark.parametrize(("kind", "stand_in"), [(int, Address), (torch.UntypedStorage, SeenStorage)])
+def test_a_stand_in_answers_or_refuses_whatever_python_may_ask(kind: type, stand_in: type) -> None:
+    own = {name for one in stand_in.__mro__[:-1] for name in vars(one)}
+    special = {name for name in dir(kind) if name.startswith("__")}
+    told = set(dir(object)) - {"__eq__", "__hash__", "__repr__", "__str__", "__format__", "__reduce_ex__", "__reduce__"}
+    found = special - told - own - {"__annotations__", "__dict__", "__weakref__", "__ceil__"}
+    assert not found, found
+
+
+def test_hashes_of_addresses_are_those_of_numbers() -> None:
+    reads.begin()
+    tensors = [torch.empty(4, device="meta") for _ in range(2)]
+    one, other = (Address(tensor.untyped_storage(), 0) for tensor in tensors)
+    assert hash(one) == hash(Address(tensors[0].untyped_storage(), 0)) != hash(other)
+    assert hash(one) % 256 == 0 < hash(one) < 1 << 47 and hash(Address(tensors[0].untyped_storage(), 4)) % 256 == 4
+    assert len({one, other}) == 2 and one in {one: 1}
+    del tensors[1]
+    with pytest.raises(NotRecordableError, match="that is gone"):
+        hash(one)
+    reads.begin()
 
 
 def test_an_address_is_no_number() -> None:

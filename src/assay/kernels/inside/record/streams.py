@@ -373,7 +373,7 @@ def _bytes(window: Json) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def using(stream: Any = None) -> Iterator[None]:
+def using(stream: Any) -> Iterator[None]:
     """`torch.cuda.stream`."""
     with contextlib.nullcontext() if stream is None else _stream(stream):
         yield

@@ -229,7 +229,7 @@ class _Properties:
     __str__ = __reduce_ex__ = __repr__  # type: ignore[assignment]
 
 
-def _device_of(tensor: torch.Tensor) -> _OnDevice:
+def _device_of(obj: torch.Tensor) -> _OnDevice:
     return _OnDevice(None)
 
 
