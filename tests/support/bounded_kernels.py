@@ -144,6 +144,19 @@ NO_VALUE: dict[str, tuple[str]] = {
     "an inverse of nearly nothing": (f"{_OFF}found = a / d",),
 }
 """Lines whose result may be anything on a GPU, at least in its first element."""
+NO_NUMBER = "one = a * 0.0 + 1.000244140625\nu = tl.sqrt((1.00048828125 - one * one) + 0.000000014901161)\nfound = "
+"""A root that is no number where a sum takes a product that is not rounded."""
+OF_NO_NUMBER = (
+    *("tl.maximum(u, 5.0)", "tl.maximum(u, float('inf'), propagate_nan=tl.PropagateNan.ALL)", "u * 0.0", "u - u"),
+    *("tl.minimum(u, -float('inf'), propagate_nan=tl.PropagateNan.ALL)", "tl.clamp(u, 1.0, 1.0)", "u / u", "tl.abs(u)"),
+    *("(u > 0.0).to(tl.float32)", "(u == u).to(tl.float32)", "(u * 0.5 <= u).to(tl.float32)", "tl.exp(-u * u)"),
+    *("(tl.where(i >= 0, u, u) >= u).to(tl.float32)", "tl.where(u != u, 1.0, 2.0)", "tl.sigmoid(u)", "tl.sort(u, 0)"),
+    *("libdevice.tanh(u)", "libdevice.isnan(u).to(tl.float32)", "libdevice.signbit(u).to(tl.float32)", "tl.erf(u)"),
+    *("libdevice.copysign(1.0, u)", "libdevice.pow(u, 0.0)", "libdevice.saturatef(u)", "tl.fma(u, 0.0, 1.0)"),
+    *("tl.max(u, 0) + a * 0.0", "tl.argmax(u, 0).to(tl.float32) + a", "tl.sum(u * 0.0, 0) + a", "tl.exp2(u * 0.0)"),
+    *("u.to(tl.int8).to(tl.float32)", "u.to(tl.float8e4nv).to(tl.float32)", "tl.cumprod(u * 0.0, 0)", "tl.floor(u)"),
+)
+"""What is made of it, and may be anything in every element."""
 
 _SHARED = f"{_OFF}x = a + d * 1024.0\n"
 """Numbers that are off by about a ten-thousandth, all by the same."""

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from support.bound_kernels import GPUS, case_of
-from support.bounded_kernels import CANCELS, HONEST, MERELY_EQUAL, NO_VALUE, REFUSED, TRAPS, UNDECIDED
+from support.bounded_kernels import (
+    CANCELS,
+    HONEST,
+    MERELY_EQUAL,
+    NO_NUMBER,
+    NO_VALUE,
+    OF_NO_NUMBER,
+    REFUSED,
+    TRAPS,
+    UNDECIDED,
+)
 from support.own_process import printed, program
 
 pytestmark = pytest.mark.skipif(
@@ -54,6 +64,18 @@ def test_what_has_no_value_may_be_anything(name: str) -> None:
     assert isinstance(answers()[name], list) and np.isinf(answers()[name][1][0]), answers()[name]
 
 
+@cache
+def of_no_number() -> dict[str, Any]:
+    cases = [{**case_of(NO_NUMBER + line), "bounded": True} for line in OF_NO_NUMBER]
+    return dict(zip(OF_NO_NUMBER, program("value_cases", given=json.dumps(cases)), strict=True))
+
+
+@pytest.mark.parametrize("line", OF_NO_NUMBER)
+def test_what_is_made_of_what_may_be_no_number_may_be_anything(line: str) -> None:
+    found = of_no_number()[line]
+    assert isinstance(found, list) and np.isinf([float(limit) for limit in found[1]]).all(), found
+
+
 @pytest.mark.parametrize("name", CANCELS)
 def test_errors_cancel_of_what_is_taken_from_itself(name: str) -> None:
     found = answers()[name]
@@ -90,7 +112,7 @@ def test_every_method_of_the_builder_has_a_rule() -> None:
 def test_whole_numbers_made_in_two_ways_are_the_same_or_anything() -> None:
     import triton.language as tl
 
-    from assay.kernels.inside.triton.values.combining import _of_both
+    from assay.kernels.inside.triton.values.combining.functions import _of_both
 
     ways = np.array([2**60 + 1, 7]), np.array([2**60, 7])  # float64 holds the two large ones as one
     assert _of_both(tl.int64, *ways, np.zeros(2), np.zeros(2)).tolist() == [np.inf, 0.0]

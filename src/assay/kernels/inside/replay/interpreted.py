@@ -156,6 +156,7 @@ class _InterpretedRun:
         run = partial(kernel[variant.grid], **{**dict(variant.options), **arguments})
         manner, alone = self._manner, self._manner.in_order or self._manner.follow
         self._ledger.turns = self._turns(launch, alone) if kernel.asks else None
+        self._ledger.warps = _option(variant, "num_warps")
         if manner.bounded:
             number = next(number for number, each in enumerate(launch.variants) if each is variant)
             self._machine.widths.launch(self._machine.places[id(launch)], number)
@@ -180,6 +181,7 @@ class _InterpretedRun:
             return
         ledger = self._like(None if manner.in_order else random.Random(manner.seed), None, (), self._ledger.bounds)
         ledger.turns = self._turns(launch, alone=True) if kernel.asks else None
+        ledger.warps = _option(variant, "num_warps")
         with ledgers.recording(ledger):
             kernel[variant.grid](**arguments, **dict(variant.options))
 
@@ -210,7 +212,9 @@ class _InterpretedRun:
         """A ledger under which programs compute the same, in a given order or in a random one."""
         mine = self._ledger
         most = self._machine.max_programs
-        return ledgers.Ledger(most, chance, other, order, bounds, mine.secret)
+        found = ledgers.Ledger(most, chance, other, order, bounds, mine.secret)
+        found.warps = mine.warps
+        return found
 
     def told(self) -> dict[str, Json]:
         races = self._accesses.told() if self._accesses is not None else []

@@ -33,7 +33,6 @@ from assay.kernels.inside.triton.values import (
     bfloat16,
     block_types,
     casts,
-    combining,
     constants,
     contractions,
     counting,
@@ -46,6 +45,7 @@ from assay.kernels.inside.triton.values import (
     quotients,
     reductions,
 )
+from assay.kernels.inside.triton.values.combining import trees
 from assay.kernels.program.limits import OPTIONS
 
 
@@ -195,7 +195,7 @@ def install() -> None:
     products.install(builder)
     functions.install(builder)
     reductions.install()
-    combining.install()
+    trees.install()
     contractions.install(builder)
     constants.install(builder)
     promises.install(builder)

@@ -168,6 +168,8 @@ class Ledger:
         """How programs of the launch under way take turns; None: one after another."""
         self.early = self.apart = self.unused = False
         """Of the access under way; `Access` says what the first two mean. `unused`: its result, if it is atomic."""
+        self.warps = 4
+        """Of a program of the launch under way."""
         self.flat = 0
         """Flattened loops that are under way."""
         self.site = (0, 0)

@@ -12,7 +12,9 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import choices, threads
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    LARGEST,
     MOST,
+    NORMAL,
     Lean,
     bound,
     epsilon,
@@ -21,7 +23,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     or_zero,
     wide,
 )
-from assay.kernels.inside.triton.error_bounds.memory import BITS, UNKNOWN, Bounds, Found, Kind, line_of_kernel
+from assay.kernels.inside.triton.error_bounds.memory import BITS, UNKNOWN, Bounds, Found, Kind, Range, line_of_kernel
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.handles import numpy_dtype
@@ -174,7 +176,7 @@ def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options
     if op == kinds.FADD:
         if brought is not None:
             noted.add(ptr.data, active, brought, kind)
-        noted.summed(ptr.data, active, wide(val), wide(found), kind, 2.0 / epsilon(val.dtype), epsilon(val.dtype))
+        noted.summed(ptr.data, active, wide(val), wide(found), kind, _range(val.dtype.scalar))
         if brought is not None or noted.load(ptr.data, active, kind) is not None:
             give(found, np.full(found.data.shape, UNKNOWN))
     elif op == kinds.XCHG:
@@ -192,6 +194,11 @@ def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options
     if not active.all():
         give(found, np.where(active.reshape(found.data.shape), or_zero(bound(found)), UNKNOWN))
     return found
+
+
+def _range(dtype: Any) -> Range:
+    flushed = NORMAL["fp32"] if dtype == tl.float32 else 0.0  # atomic sums of other types keep denormal numbers
+    return Range(2.0 / epsilon(dtype), epsilon(dtype), LARGEST[dtype.name], flushed)
 
 
 def _of_other_lanes(found: Any, ptr: Any, active: Any, brought: Any) -> None:

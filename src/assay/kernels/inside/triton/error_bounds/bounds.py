@@ -187,6 +187,11 @@ def of_its_own(limits: Any, *, twins: bool = False) -> Lean:
     return Lean(-names if twins else names, limits, names)
 
 
+def _where_known(shared: Lean, anything: Any) -> Lean:
+    """What is shared, but for what may be anything."""
+    return Lean(*(np.where(anything, 0, part) for part in shared))
+
+
 def none_shared(shape: Any) -> Lean:
     """What shares nothing."""
     nothing = np.zeros(shape, np.int64)
@@ -200,6 +205,10 @@ def difference(lhs: Any, rhs: Any, sign: Any) -> tuple[Any, Lean | None]:
         return np.where(bound(lhs) == UNKNOWN, UNKNOWN, 0.0), None
     left, right = or_zero(bound(lhs)), times(bound(rhs), sign)
     one, other = lean(lhs), lean(rhs)
+    if np.any(anything := (left == UNKNOWN) | (or_zero(right) == UNKNOWN)):  # which may be no number
+        shape = np.broadcast_shapes(lhs.data.shape, rhs.data.shape)
+        left, right = (np.where(anything, UNKNOWN, np.broadcast_to(or_zero(each), shape)) for each in (left, right))
+        one, other = (None if each is None else _where_known(each, anything) for each in (one, other))
     if one is None and other is None:
         return left + or_zero(right), None
     shape = np.broadcast_shapes(lhs.data.shape, rhs.data.shape)

@@ -55,7 +55,9 @@ def compared(found: Any, lhs: Any, rhs: Any) -> Any:
     for side in (lhs, rhs):
         undecided = undecided | (np.isnan(wide(side)) & (or_zero(bound(side)) > 0))
     anything = (or_zero(bound(lhs)) == UNKNOWN) | (or_zero(bound(rhs)) == UNKNOWN)
-    return np.where(undecided & anything, UNKNOWN, undecided.astype(np.float64))
+    for side in (lhs, rhs):
+        anything = anything & ~(np.isnan(wide(side)) & (or_zero(bound(side)) <= 0))
+    return np.where(anything, UNKNOWN, undecided.astype(np.float64))
 
 
 def selected(found: Any, condition: Any, lhs: Any, rhs: Any) -> Any:

@@ -238,9 +238,9 @@ OF_FRACTIONS: dict[str, Rule] = {
     "create_frem": pointwise.modulo,
     "create_fabs": pointwise.as_it_is,
     "create_maxnumf": partial(pointwise.extreme, largest=True),
-    "create_maximumf": partial(pointwise.extreme, largest=True),
+    "create_maximumf": partial(pointwise.extreme_or_nan, largest=True),
     "create_minnumf": partial(pointwise.extreme, largest=False),
-    "create_minimumf": partial(pointwise.extreme, largest=False),
+    "create_minimumf": partial(pointwise.extreme_or_nan, largest=False),
     "create_precise_sqrt": function("precise_sqrt", np.sqrt, ulps=0, flushes=False),
     **{
         f"create_{name}": function(

@@ -62,6 +62,16 @@ class Sums(NamedTuple):
         return Sums(*(part.copy() for part in self))
 
 
+class Range(NamedTuple):
+    """What atomic sums of a type of fractions have room for: up to which whole numbers they are exact, the last bit of
+    1, the largest number, and below which numbers become zero."""
+
+    whole: float
+    epsilon: float
+    largest: float
+    flushed: float
+
+
 class Found(NamedTuple):
     """What is known of some elements: their bounds, what they share, and which were written as the other kind, whole
     numbers as fractions or fractions as whole numbers."""
@@ -157,22 +167,23 @@ class Bounds:
             np.maximum.at(noted.limits, at, np.broadcast_to(limits, pointers.shape)[lanes])
             self._note(place, at, kind, noted.limits[at])
 
-    def summed(
-        self, pointers: Any, mask: Any, terms: Any, before: Any, kind: Kind, most: float, epsilon: float
-    ) -> None:
-        """Note terms that atomic operations add to fractions, in any order: n terms are off by n last bits (`epsilon`)
-        of what their sizes come to. Whole numbers up to `most` are added exactly. `before`: what was there."""
+    def summed(self, pointers: Any, mask: Any, terms: Any, before: Any, kind: Kind, range_: Range) -> None:
+        """Note terms that atomic operations add to fractions, in any order: n terms are off by n last bits of what
+        their sizes come to. `before`: what was there, whoever wrote it; `range_`: of the type."""
         for place, lanes, at in self._by_storage(pointers, mask):
             sizes, counts, whole = sums = self._sums_of(place)
             mine, start = (np.broadcast_to(each, pointers.shape)[lanes] for each in (terms, before))
             fresh = counts[at] == 0
-            sizes[at] = np.where(fresh, np.abs(start), sizes[at])
-            whole[at] = np.where(fresh, np.rint(start) == start, whole[at])
-            earlier = _lost(sums, at, most, epsilon)
+            sizes[at] = np.where(fresh, 0.0, sizes[at])
+            whole[at] |= fresh
+            earlier = _lost(sums, at, range_)
+            np.maximum.at(sizes, at, np.abs(start))
+            np.logical_and.at(whole, at, np.rint(start) == start)
             np.add.at(sizes, at, np.abs(mine))
             np.add.at(counts, at, mine != 0)
             np.logical_and.at(whole, at, np.rint(mine) == mine)
-            more = _lost(sums, at, most, epsilon) - earlier
+            with np.errstate(invalid="ignore"):
+                more = np.nan_to_num(_lost(sums, at, range_) - earlier, nan=UNKNOWN, posinf=UNKNOWN)
             if more.any() or place in self.noted:
                 noted = self._of(place)
                 mixed = (noted.limits[at] != 0) & (noted.kinds[at] != kind.number)
@@ -264,11 +275,13 @@ class Bounds:
         self._sums = {place: sums.copy() for place, sums in copy.sums.items()}
 
 
-def _lost(sums: Sums, at: Any, most: float, epsilon: float) -> Any:
+def _lost(sums: Sums, at: Any, range_: Range) -> Any:
     """What any order may lose of the sums at some bytes."""
-    exact = sums.whole[at] & (sums.sizes[at] <= most)
+    sizes, counts = sums.sizes[at], sums.counts[at]
+    exact = (sums.whole[at] & (sizes <= range_.whole)) | (counts == 0)
     with np.errstate(invalid="ignore"):
-        return np.where(exact, 0.0, sums.counts[at] * epsilon * sums.sizes[at])
+        limits = np.where(exact, 0.0, counts * (range_.epsilon * sizes + range_.flushed))
+    return np.where(~(sizes <= range_.largest) & (counts > 0), UNKNOWN, limits)
 
 
 def line_of_kernel() -> int:

@@ -333,8 +333,19 @@ def as_it_is(found: Any, arg: Any) -> Any:
     return bound(arg)
 
 
+def extreme_or_nan(found: Any, lhs: Any, rhs: Any, *, largest: bool) -> Any:
+    """The larger or smaller of two, and NaN beside NaN, which what may be anything may be."""
+    limits, shared = _pair(extreme(found, lhs, rhs, largest=largest))
+    anything = (or_zero(bound(lhs)) == UNKNOWN) | (or_zero(bound(rhs)) == UNKNOWN)
+    return (np.where(anything, UNKNOWN, limits) if np.any(anything) else limits), shared
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    return found if isinstance(found, tuple) else (found, None)
+
+
 def extreme(found: Any, lhs: Any, rhs: Any, *, largest: bool) -> Any:
-    """The larger or smaller of two."""
+    """The larger or smaller of two; a NaN is dropped."""
     if bound(lhs) is None and bound(rhs) is None:
         return None
     choose = np.fmax if largest else np.fmin

@@ -1,0 +1,1 @@
+"""Reductions and scans with functions of the kernel's own."""

@@ -1,0 +1,151 @@
+"""Reductions and scans with functions of the kernel's own: a GPU combines as its threads do, the interpreter in a row.
+
+A reduction takes elements in an order of the GPU's, and lanes do not agree on which of two comes first: its function
+must be commutative. What a row and some such ways make has to be nearly alike; by as much as they are apart a GPU may
+be off.
+
+A function could tell how something was made, and forget it before the end. So each part of the whole is made in two
+ways: what differs by more than roundings has no value, and neither has what is made of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as engine
+
+from assay.kernels.inside.triton.arithmetic import MeaningError
+from assay.kernels.inside.triton.error_bounds.bounds import LARGEST, bound, give, loss, or_zero, total
+from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
+from assay.kernels.inside.triton.error_bounds.sums import finite_sizes, of_orders
+from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.values import bfloat16
+from assay.kernels.inside.triton.values.combining.far_orders import ROUNDINGS, in_far_orders
+from assay.kernels.inside.triton.values.combining.functions import RELATIVE, Bounded, Combine, Parts, as_float64
+from assay.kernels.inside.triton.values.combining.orders import reduced, scanned
+
+_ABSOLUTE = 1e-3
+"""How far two associations may be apart, as a part of the largest result."""
+
+
+def install() -> None:
+    """Put it into the interpreter."""
+    reduce_, scan = engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan
+
+    def generic_reduce(self: Any, values: Any) -> Any:
+        return _in_trees(self, values, reduce_(self, values), "tl.reduce", reduced)
+
+    def generic_scan(self: Any, values: Any) -> Any:
+        return _in_trees(self, values, scan(self, values), "tl.associative_scan", scanned)
+
+    engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan = generic_reduce, generic_scan
+    engine.ReduceOps.unravel = _unravel
+
+
+def _unravel(self: Any, values: Sequence[Any], axis: int | None) -> tuple[tuple[Any, ...], int]:
+    """The operands of a reduction, in a row where it is over all axes, and the axis. The interpreter's own leaves all
+    but the first one as they are."""
+    if axis is not None:
+        return tuple(values), axis
+    return tuple(self.to_tensor(each.handle.data.ravel(), each.dtype) for each in values), 0
+
+
+def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made: Callable[..., list[Parts]]) -> Any:
+    """What was made in a row, which what trees make must be like."""
+    ledger = current()
+    arithmetic, chance = ledger.arithmetic, ledger.chance()
+    kinds = [part.dtype.scalar for part in values]
+    combine = (Combine if ledger.bounds is None else Bounded)(operation.combine_fn.fn, kinds)
+    parts = [_axis_last(part.handle.data, operation.axis) for part in values]
+    combine.any_order = parts[0].shape[-1] > 2
+    given = parts if ledger.bounds is None else [*parts, *_limits(values, operation.axis)]
+    try:
+        trees = made(combine, given, chance)
+    except MeaningError:  # a branch: there are no blocks on a GPU, either
+        combine.one_by_one = True
+        trees = made(combine, given, chance)
+    far = in_far_orders(combine, operation.combine_fn.fn, parts, trees[0], chance, scans=made is scanned)
+    ledger.arithmetic = arithmetic
+    axis = operation.axis if made is scanned else -1
+    rows, length = [_axis_last(part.handle.data, axis) for part in found], parts[0].shape[-1]
+    limits = [np.maximum.reduce(each) for each in zip(*(tree[len(rows) :] for tree in trees), strict=True)]
+    trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=False)] for tree in trees]
+    if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, kinds, strict=True)):
+        _refuse(name)
+    for place, limit in enumerate(limits):
+        orders = of_orders(*_as_numbers(trees, rows, place, kinds[place]))
+        handle = found[place].handle
+        if parts[place].dtype.kind == "f" or kinds[place] == tl.bfloat16:
+            limit = _in_any_order(limit, parts[place], rows[place], kinds[place])
+        limit = np.where(far[place], UNKNOWN, limit)
+        give(handle, _axis_back(orders + 2.0 * limit.reshape(rows[place].shape), handle.data.shape, axis))
+    return found
+
+
+def _in_any_order(limits: Any, operands: Any, results: Any, dtype: Any) -> Any:
+    """The bounds of results, of which one that is infinite, or no number, may be another in another order: where all
+    operands are finite, or so large or small that a few of them leave the range."""
+    given, made = (bfloat16.wide(each) if dtype == tl.bfloat16 else each for each in (operands, results))
+    lost = ~np.isfinite(made.reshape(limits.shape))
+    if not lost.any() or np.isfinite(given).all():
+        return np.where(lost, UNKNOWN, limits)
+    far, nan = _leave_the_range(given.astype(np.float64), dtype), np.isnan(given)
+    if limits.shape == given.shape:
+        return np.where(lost & far[..., None] & ~np.logical_or.accumulate(nan, -1), UNKNOWN, limits)
+    return np.where(lost & (far & ~nan.any(-1)).reshape(limits.shape), UNKNOWN, limits)
+
+
+def _leave_the_range(given: Any, dtype: Any) -> Any:
+    """Of which rows finite operands have sums or products beyond the largest number, or products below the least."""
+    most = LARGEST[dtype.name]
+    inner = finite_sizes(given)
+    size = np.abs(np.log2(np.where(inner > 0, inner, 1.0)))
+    return ((inner / most).sum(-1) > 0.5) | (size.sum(-1) > np.log2(most) - 2.0)
+
+
+def _as_numbers(trees: list[Parts], rows: Parts, place: int, dtype: Any) -> tuple[list[Any], Any]:
+    """What several orders make of an operand, and what a row makes, as float64."""
+    return [as_float64(tree[place], dtype) for tree in trees], as_float64(rows[place], dtype)
+
+
+def _limits(values: Sequence[Any], axis: int | None) -> Parts:
+    """The error bounds of operands, the axis last; a product's with what its rounding has cost."""
+    shapes = [part.handle.data.shape for part in values]
+    fuses = current().fuses
+    return [
+        _axis_last(np.broadcast_to(or_zero(total(bound(part), loss(part) if fuses else None)), shape), axis)
+        for part, shape in zip((each.handle for each in values), shapes, strict=True)
+    ]
+
+
+def _refuse(name: str) -> None:
+    any_order = name == "tl.reduce"
+    needs = "associative and commutative" if any_order else "associative"
+    refuse(
+        WrongValueError(
+            f"the combine function of a {name} is not {needs}, and a GPU combines in a tree"
+            f"{', in any order' if any_order else ''}: there the result is another one"
+        )
+    )
+
+
+def _axis_last(data: Any, axis: int | None) -> Any:
+    return data.reshape(-1) if axis is None else np.moveaxis(data, axis, -1)
+
+
+def _axis_back(data: Any, shape: tuple[int, ...], axis: int) -> Any:
+    return np.ascontiguousarray(np.moveaxis(data, -1, axis)).reshape(shape)
+
+
+def _alike(one: Any, other: Any, dtype: Any, length: int) -> bool:
+    if dtype == tl.bfloat16:
+        one, other = bfloat16.wide(one), bfloat16.wide(other)
+    if other.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    largest = float(np.max(np.abs(other[np.isfinite(other)]), initial=0.0))
+    spread = ROUNDINGS * length**0.5 * 2.0**-dtype.fp_mantissa_width
+    relative, absolute = max(RELATIVE, spread), max(_ABSOLUTE, spread) * largest + 1e-30
+    return bool(np.allclose(one, other, rtol=relative, atol=absolute, equal_nan=True))
