@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from assay.kernels.inside.pretend_cuda import DEVICE, OnCpu
 from assay.kernels.inside.record import streams
-from assay.kernels.inside.record.host import answers
+from assay.kernels.inside.record.host import answers, plain
 from assay.kernels.inside.record.host.addresses import SeenStorage
 from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_named
-from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.reads import RAISED, NotRecordableError, raised
 from assay.kernels.inside.record.tape import Tape
 
 META = torch.device("meta")
@@ -43,16 +43,16 @@ class Pretended(OnCpu):
         super().__init__()
         self._tape, self._places = tape, tape.places
         self._storages: dict[int, SeenStorage] = {}
+        self.held: Sequence[torch.Tensor] = ()
+        """Parameters and buffers of the model, once it is built."""
         self.operators: Any = None
         """The mode that notes operators."""
         places = tape.places
         self._special |= {
             **{name: name for name in (torch.device, torch._C._nn._parse_to)},  # a device is only named, not used
-            torch.Tensor.cuda: lambda tensor, device=None, non_blocking=False, **__: self._at(
-                tensor, tensor, 0 if device is None else device, non_blocking
-            ),
-            torch.Tensor.cpu: lambda tensor, *_, **__: self._at(tensor, tensor, "cpu"),
-            torch.Tensor.get_device: lambda tensor, *_, **__: -1 if places.is_away(tensor) else 0,
+            torch.Tensor.cuda: self._to_gpu,
+            torch.Tensor.cpu: self._to_host,
+            torch.Tensor.get_device: lambda tensor: -1 if places.is_away(tensor) else 0,
             torch.Tensor.is_cuda.__get__: lambda tensor, *_: not places.is_away(tensor),  # type: ignore[attr-defined]
             torch.Tensor.is_cpu.__get__: lambda tensor, *_: places.device_of(tensor) == HOST,  # type: ignore[attr-defined]
             torch.Tensor.device.__get__: lambda tensor, *_: places.device_of(tensor),
@@ -62,8 +62,15 @@ class Pretended(OnCpu):
             torch.Tensor.type: self._type,
             torch.Tensor.type_as: lambda tensor, other: self._moved(torch.Tensor.to, (tensor, other), {}),
             torch.Tensor.pin_memory: self._pinned,
-            torch.Tensor.is_pinned: lambda tensor, *_, **__: places.is_pinned(tensor),
+            torch.Tensor.is_pinned: lambda tensor, device=None: places.is_pinned(tensor),
             torch.Tensor.copy_: self._copied,
+            torch.Tensor.new_tensor: self._new_tensor,
+            torch.Tensor.new: self._new,
+            torch.Tensor.__deepcopy__: self._deepcopied,
+            torch.Tensor._version.__get__: self._version,  # type: ignore[attr-defined]
+            torch.Tensor.__eq__: self._equal,
+            torch.Tensor.real.__set__: lambda tensor, value: self._set_part(torch.real, tensor, value),  # type: ignore[attr-defined]
+            torch.Tensor.imag.__set__: lambda tensor, value: self._set_part(torch.imag, tensor, value),  # type: ignore[attr-defined]
             torch.Tensor.__cuda_array_interface__.__get__: _refused("__cuda_array_interface__"),
             **{getattr(torch.Tensor, name): _read(tape, name) for name in _READS},
             **{getattr(torch.Tensor, name): _refused(name) for name in _ANSWERED},
@@ -73,6 +80,9 @@ class Pretended(OnCpu):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
+        plain.check_alone()
+        if func not in _TAKING_FUNCTIONS:
+            plain.check((*args, *given.values()))
         if (instead := self._special.get(func)) is not None:
             return instead(*args, **given)
         pinned = given.pop("pin_memory", None)
@@ -93,8 +103,13 @@ class Pretended(OnCpu):
                 "and no device: leave it out"
             )
         call = func if device == NOWHERE else functools.partial(self._called, func)
-        made = call(*map(_placed, args), **given)
-        answers.check(func, made)
+        try:
+            made = call(*map(_placed, args), **given)
+        except RAISED as error:
+            raised(getattr(func, "__name__", str(func)), error, view=getattr(func, "__name__", "") in _VIEWS)
+            raise
+        if made is not None or given.get("out") is None:
+            answers.check(func, made)
         if device == NOWHERE and isinstance(made, torch.Tensor):
             self._places.put(made, NOWHERE)
         return self._pin(made) if pinned and isinstance(made, torch.Tensor) else made
@@ -129,7 +144,65 @@ class Pretended(OnCpu):
             seen = self._storages[place] = SeenStorage(size, lambda: address, device)
         return seen
 
-    def _type(self, tensor: torch.Tensor, dtype: Any = None, **_: Any) -> Any:
+    def _to_gpu(
+        self, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+    ) -> torch.Tensor:
+        """`Tensor.cuda`."""
+        _check_format(memory_format)
+        return self._at(tensor, tensor, 0 if device is None else device, non_blocking)
+
+    def _to_host(self, tensor: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
+        """`Tensor.cpu`."""
+        _check_format(memory_format)
+        return self._at(tensor, tensor, "cpu")
+
+    def _new_tensor(
+        self, tensor: torch.Tensor, data: Any, dtype: Any = None, device: Any = None, **named: Any
+    ) -> torch.Tensor:
+        """`Tensor.new_tensor`: as `torch.tensor`, of the tensor's dtype and where it is."""
+        place = self._places.device_of(tensor) if device is None else device
+        return self._from_data(torch.tensor, (data,), {"dtype": dtype or tensor.dtype, **named}, place)
+
+    def _new(self, tensor: torch.Tensor, *sizes: Any, **named: Any) -> torch.Tensor:
+        """`Tensor.new`, of sizes: an empty tensor."""
+        if named or not all(type(size) is int or isinstance(size, torch.Size) for size in sizes):
+            raise NotRecordableError("Tensor.new with values: call new_tensor")
+        made: torch.Tensor = tensor.new_empty(*sizes) if sizes else tensor.new_empty(0)
+        return made
+
+    def _deepcopied(self, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+        """`Tensor.__deepcopy__`, which copies all memory that a tensor is in, once for all that are in it."""
+        if id(tensor) in memo:
+            return memo[id(tensor)]  # type: ignore[no-any-return]
+        with torch._C.DisableTorchFunction():
+            held = tensor.untyped_storage()
+            fills = tensor.numel() * tensor.element_size() == held.nbytes() and tensor.storage_offset() == 0
+            place = ("memory", held._cdata)
+        if not fills or place in memo:
+            raise NotRecordableError(
+                "copy.deepcopy of a view, or of two tensors in one memory, which it copies as a whole: clone() each"
+            )
+        made = tensor.clone().requires_grad_(tensor.requires_grad)
+        memo[id(tensor)], memo[place] = made, made
+        return made
+
+    def _version(self, tensor: torch.Tensor, *_: Any) -> Any:
+        if not isinstance(tensor, torch.nn.Parameter) and not any(tensor is one for one in self.held):
+            raise NotRecordableError(
+                "host code asks the _version of a tensor that is neither a parameter nor a buffer: what PyTorch counts "
+                "there differs between devices. Remember what you have changed"
+            )
+        return torch.Tensor._version.__get__(tensor)  # type: ignore[attr-defined]
+
+    def _equal(self, tensor: torch.Tensor, other: Any) -> Any:
+        if other is None:
+            return False
+        return self._called(torch.Tensor.__eq__, tensor, other)
+
+    def _set_part(self, part: Any, tensor: torch.Tensor, value: Any) -> None:
+        part(tensor).copy_(value) if isinstance(value, torch.Tensor) else part(tensor).fill_(value)
+
+    def _type(self, tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
         if isinstance(dtype, torch.dtype):
             return self._moved(torch.Tensor.to, (tensor, dtype), {})
         if dtype is not None:
@@ -137,7 +210,7 @@ class Pretended(OnCpu):
         said: Any = torch.Tensor.type(tensor)
         return f"torch.{'' if self._places.is_away(tensor) else 'cuda.'}{said.rpartition('.')[2]}"
 
-    def _pinned(self, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    def _pinned(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         return tensor if self._places.is_pinned(tensor) else self._pin(tensor, tensor.clone)
 
     def _pin(self, tensor: torch.Tensor, copied: Callable[[], torch.Tensor] | None = None) -> torch.Tensor:
@@ -153,11 +226,11 @@ class Pretended(OnCpu):
         self._places.pin(made)
         return made
 
-    def _copied(self, tensor: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
+    def _copied(self, tensor: torch.Tensor, other: Any, non_blocking: bool = False) -> torch.Tensor:
         """`Tensor.copy_`."""
-        made = self._called(torch.Tensor.copy_, tensor, source)
-        if isinstance(source, torch.Tensor):
-            self._note_copy(source, made, non_blocking)
+        made = self._called(torch.Tensor.copy_, tensor, other)
+        if isinstance(other, torch.Tensor):
+            self._note_copy(other, made, non_blocking)
         return made  # type: ignore[no-any-return]
 
     def _note_copy(self, source: torch.Tensor, made: torch.Tensor, non_blocking: Any) -> None:
@@ -247,6 +320,18 @@ _TO: tuple[tuple[type, tuple[str, ...]], ...] = (
     (torch.dtype, ("dtype", "non_blocking", "copy")),
 )
 """Kinds of the first argument of `Tensor.to` -> the names of its arguments; otherwise it is a device, or none."""
+
+
+_TAKING_FUNCTIONS = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
+_VIEWS = frozenset({"view", "view_as", "as_strided", "expand", "expand_as", "unflatten"})
+"""Whether they can be made follows from strides."""
+
+
+def _check_format(memory_format: Any) -> None:
+    if memory_format not in (None, torch.preserve_format):
+        raise NotRecordableError(
+            "a move to another device in another memory_format: call contiguous(memory_format=...)"
+        )
 
 
 def _read(tape: Tape, name: str) -> Callable[..., Any]:

@@ -181,6 +181,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         for _, tensor in (*params, *buffers):
             if tape.places.is_away(tensor):
                 tape.places.stays(tensor)
+        pretended.held = [tensor for _, tensor in (*params, *buffers)]
         before = len(tape.sizes())
         calls: list[Call] = []
         caller = _Caller(model, dict(params), {name: each for name, each in buffers if each.is_floating_point()})
@@ -207,6 +208,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     sizes = tape.sizes()
     if (refused := reads.refused()) is not None:  # caught by host code, which then went on as it would not on a GPU
         raise refused
+    reads.check_caught()
     inputs, forward, outputs = calls[0]
     names = [entry["name"] for entry in capture.kernels.entries]
     compared = compare(calls, repeated, before, dict(tape.constants), names)

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.devices import META
-from assay.kernels.inside.record.host import custom, gpu_operands
+from assay.kernels.inside.record.host import custom, gpu_operands, plain
 from assay.kernels.inside.record.host.draws import Draws
-from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.reads import RAISED, NotRecordableError, raised
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.operators import kind_of, normal_name
 from assay.kernels.program.operations import RANDOM
@@ -45,6 +45,8 @@ _ANSWERED = frozenset(
 )
 """Operators that are given tensors and give none: what they say follows from shapes, or chooses between ways to the
 same result."""
+_UNSAFE = frozenset({"_unsafe_view", "lift"})
+"""Views that do not say so: of a copy that nobody else has, and of what a transform may take in."""
 _BY_STEPS = "CompositeExplicitAutograd"
 """Under which PyTorch keeps what it makes of other operators."""
 _MADE_EMPTY = frozenset(
@@ -85,7 +87,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Note one operator."""
+        plain.check_alone()
         named = dict(kwargs or {})
+        plain.check((*args, *named.values()))
         schema = getattr(func, "_schema", None)
         if schema is None:
             raise NotRecordableError(f"the operator {func} takes functions")
@@ -115,7 +119,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             HostReadError: it writes nothing.
             NotRecordableError: PyTorch does not put it together of others.
         """
-        if not any(map(_is_written, schema.arguments)):
+        if not _written(schema):
             raise self._tape.read(f"torch's {base}")
         if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _BY_STEPS):
             raise NotRecordableError(
@@ -123,6 +127,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         with self:
             func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **named)
+        for argument in _flat(
+            [value for one, value in _by_name(schema, args, named).items() if one in _written(schema)]
+        ):
+            if isinstance(argument, torch.Tensor):
+                torch.autograd.graph.increment_version(argument)  # which its steps do not, below where that is done
 
     def _run(self, body: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """Run the body of an operator of a submission's as it is run on a GPU: PyTorch has taken off the mode that
@@ -146,6 +155,13 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if makes:
             named["device"] = META
             named.pop("pin_memory", None)
+        views = (
+            base in _UNSAFE
+            or torch.Tag.inplace_view in func.tags
+            or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        )
+        given = [part for part in _flat([*args, *named.values()]) if isinstance(part, torch.Tensor)]
+        shapes = [part.shape for part in given]
         try:
             result = func(*args, **named)
         except NotImplementedError as error:
@@ -154,22 +170,25 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{base} cannot be recorded, since PyTorch does not say what shapes come of it ({error!s:.200}). "
                 "Do it in a kernel"
             ) from error
-        views = torch.Tag.inplace_view in func.tags or any(
-            r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
-        )
-        if views:
+        except RAISED as error:
+            raised(base, error, view=views)
+            raise
+        outs = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
+        if views and _are_in(outs, given):
             _check_views(base, result)
             return result
-        outs = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
-        given = [part for part in _flat([*args, *named.values()]) if isinstance(part, torch.Tensor)]
+        if any(now.shape != before for now, before in zip(given, shapes, strict=True)):
+            raise NotRecordableError(f"{base} gives a tensor another shape (out=): give it one of the result's shape")
         _check_results(schema, base, _by_name(schema, args, named), given, outs)
         gpu_operands.check_dtypes(normal_name(base), [*given, *outs])
         numbers = gpu_operands.numbers_of_the_host(normal_name(base), _by_name(schema, args, named))
         self._tape.places.note(normal_name(base), asked, makes, given, outs, numbers)
         self._follow(func, given, outs)
         if normal_name(base) in RANDOM:
+            if named.get("memory_format") not in (None, torch.preserve_format):
+                raise NotRecordableError(f"{base} with a memory_format, in whose order it draws: draw without one")
             self._check_draw(base, outs)
-        if base in _MADE_EMPTY:
+        if base in _MADE_EMPTY and not _written(schema):
             return result
         if outs:
             name = f"{'' if library == 'aten' else library + '::'}{base}.{schema.overload_name or 'default'}"
@@ -239,9 +258,12 @@ def _check_results(
     schema: Any, base: str, arguments: Mapping[str, Any], given: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
 ) -> None:
     """Raises NotRecordableError for an operator of which its results do not show all that it does."""
-    written = _flat([arguments.get(one.name) for one in schema.arguments if _is_written(one)])
+    writes = _written(schema)
+    written = _flat([arguments.get(name) for name in writes])
     if any(isinstance(part, torch.Tensor) and not any(part is out for out in outs) for part in written):
         raise NotRecordableError(f"{base} writes a tensor that it does not give back: do it by operators that do")
+    if not writes and outs and _are_in(outs, given, any_of_them=True):
+        raise NotRecordableError(f"{base} gives the memory of what it is given, and does not say so: make a copy of it")
     if given and not outs and base not in _ANSWERED:
         raise NotRecordableError(
             f"host code asks {base} of PyTorch, which on a GPU may be answered otherwise than where host code is "
@@ -249,8 +271,17 @@ def _check_results(
         )
 
 
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
+def _written(schema: Any) -> frozenset[str]:
+    """The arguments that an operator writes."""
+    return frozenset(one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write)
+
+
+def _are_in(outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor], *, any_of_them: bool = False) -> bool:
+    """Whether results lie in the memory of what an operator is given."""
+    if any(part.layout is not torch.strided for part in (*outs, *given)):
+        return not any_of_them
+    known = {part.untyped_storage()._cdata for part in given}
+    return (any if any_of_them else all)(out.untyped_storage()._cdata in known for out in outs)
 
 
 def _check_views(base: str, made: Any) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from assay.kernels.inside import submission
 
+_raised: list[str] = []
+"""What PyTorch raised where host code was recorded, in which host code may have caught it."""
+_VIEWED = "_assay_of_a_view"
 _noted: list[Exception] = []
 """Refusals of the recording under way, in their order: host code may catch what is raised, and a GPU raises nothing."""
 
@@ -48,6 +51,24 @@ def _note(error: Exception) -> None:
 def begin() -> None:
     """A recording begins, in which nothing was refused yet."""
     _noted.clear()
+    _raised.clear()
+
+
+def raised(name: str, error: Exception, *, view: bool = False) -> None:
+    """Note that PyTorch raises at a function, unless it is a view: what can be viewed follows from strides."""
+    if view:
+        vars(error)[_VIEWED] = True
+    elif _VIEWED not in vars(error):
+        _raised.append(f"{name} raises {type(error).__name__}")
+
+
+def check_caught() -> None:
+    """Raises NotRecordableError at the end of a recording in which host code caught what PyTorch raised."""
+    if _raised:
+        raise NotRecordableError(
+            f"host code catches what PyTorch raises ({_raised[0][:200]}): on a GPU it may raise something else, or "
+            "nothing. Decide by shapes, strides and dtypes"
+        )
 
 
 def refused() -> Exception | None:

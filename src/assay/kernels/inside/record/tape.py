@@ -178,7 +178,7 @@ class Tape:
         with torch._C.DisableTorchFunction():
             self.storage(tensor)  # which holds it, so that its place is not another's
             offset = 0 if whole else int(tensor.storage_offset()) * tensor.element_size()
-            return Address(tensor.untyped_storage(), offset)
+            return Address(tensor.untyped_storage(), offset, not whole and not tensor.numel())
 
     def window(self, tensor: torch.Tensor) -> list[Json]:
         """A tensor as the window that it is.

@@ -25,17 +25,17 @@ class Address:
     """What `data_ptr()` gives: good for comparing with another one, with 0, and for asking after alignment, and for
     nothing else. It is no number, of which Python would give away more than its methods say."""
 
-    __slots__ = ("_offset", "_storage")
+    __slots__ = ("_empty", "_offset", "_storage")
 
-    def __init__(self, storage: torch.UntypedStorage, offset: int) -> None:
-        self._storage, self._offset = storage, offset
+    def __init__(self, storage: torch.UntypedStorage, offset: int, empty: bool = False) -> None:
+        self._storage, self._offset, self._empty = storage, offset, empty
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return int  # to isinstance(), as on a GPU
 
     def _is_null(self) -> bool:
-        return not self._storage.nbytes()
+        return self._empty or not self._storage.nbytes()
 
     def __eq__(self, other: object) -> bool:
         if other is None:
@@ -145,7 +145,8 @@ class SeenStorage:
     def __eq__(self, other: object) -> bool:
         return type(other) is SeenStorage and self._address() == other._address()
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        raise NotRecordableError(_SIZES.format("its hash"))
 
     def _refused(self, *_: object) -> NoReturn:
         raise NotRecordableError(_SIZES.format("its bytes, or a copy of it"))

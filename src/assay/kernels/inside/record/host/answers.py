@@ -16,7 +16,7 @@ _PROPERTIES = (
     *("shape", "dtype", "layout", "ndim", "itemsize", "nbytes", "requires_grad", "is_leaf", "grad_fn", "output_nr"),
     *("_version", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_hpu"),
     *("is_vulkan", "is_mtia", "is_xla", "is_ipu", "is_maia", "retains_grad", "name", "names", "_backward_hooks"),
-    *("_post_accumulate_grad_hooks", "volatile"),
+    *("_post_accumulate_grad_hooks", "volatile", "grad", "_grad", "_base"),
 )
 _METHODS = (
     *("size", "stride", "dim", "numel", "nelement", "element_size", "storage_offset", "is_contiguous", "ndimension"),
@@ -42,7 +42,7 @@ def _known() -> Iterator[Any]:
             yield found.__get__
     for owner, names in ((torch.Tensor, _METHODS), (torch, _FUNCTIONS)):
         yield from (getattr(owner, name) for name in names if hasattr(owner, name))
-    yield torch._C._nn._parse_to
+    yield from (torch._C._nn._parse_to, torch._C._set_grad_enabled)
 
 
 _KNOWN = frozenset(_known())
@@ -54,7 +54,12 @@ def check(function: Any, answer: Any) -> None:
     Raises:
         NotRecordableError: it might give another one.
     """
-    if not _is_tensors(answer) and function not in _KNOWN and not str(function).startswith(_OF_PROFILERS):
+    if (
+        not _is_tensors(answer)
+        and not (answer is None and _gives_nothing(function))
+        and function not in _KNOWN
+        and not str(function).startswith(_OF_PROFILERS)
+    ):
         name = getattr(getattr(function, "__self__", None), "__name__", None) or getattr(function, "__name__", "")
         raise NotRecordableError(
             f"host code asks {name or function!s:.80} of PyTorch, which on a GPU may be answered otherwise than where "
@@ -63,6 +68,14 @@ def check(function: Any, answer: Any) -> None:
 
 
 def _is_tensors(answer: Any) -> bool:
-    if answer is None or isinstance(answer, torch.Tensor):
+    if isinstance(answer, torch.Tensor):
         return True
-    return isinstance(answer, list | tuple) and all(map(_is_tensors, answer)) and not isinstance(answer, torch.Size)
+    if not isinstance(answer, list | tuple) or isinstance(answer, torch.Size):
+        return False
+    return bool(answer) and all(each is None or _is_tensors(each) for each in answer)
+
+
+def _gives_nothing(function: Any) -> bool:
+    """Whether a function is there for what it does."""
+    name = getattr(function, "__name__", "")
+    return name in ("__set__", "__setitem__", "__delitem__", "__delete__") or (name.endswith("_") and "__" not in name)

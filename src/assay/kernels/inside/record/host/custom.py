@@ -6,10 +6,11 @@ registered is noted here, and picked as for a GPU.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -24,6 +25,11 @@ _OF_THE_HOST = ("CPU", _EXPLICIT, _IMPLICIT)
 """Keys under which a kernel is looked for, in their order."""
 _BESIDE = frozenset({"Meta", *_OF_GPUS, *_OF_THE_HOST})
 """Keys that decide nothing else on a GPU: shapes without values, and kernels for other devices."""
+_TORCH = os.path.dirname(torch.__file__)
+_FOREIGN = (
+    "host code registers a kernel for {0}, an operator that it has not defined, so that a GPU would run something else "
+    "than was recorded: call a function of your own instead"
+)
 _kernels: dict[str, dict[str, Any]] = defaultdict(dict)
 """Operator -> key -> what is registered there."""
 _faults: dict[str, str] = {}
@@ -55,6 +61,8 @@ def install() -> None:
 
 def _register(name: str, fn: Any, key: str, takes_keys: bool) -> None:
     if name not in _defined:
+        if not _is_below(fn, _TORCH) and _by_submission():
+            raise NotRecordableError(_FOREIGN.format(name))
         if key != "Meta":
             _foreign.add(name)
         return
@@ -86,8 +94,13 @@ def _by_submission() -> bool:
 
 def _is_of_pytorch(fn: Any) -> bool:
     """Whether it is the function around an operator by which PyTorch computes gradients, or counts changes."""
+    return _is_below(fn, f"{_TORCH}/_library")
+
+
+def _is_below(fn: Any, folder: str) -> bool:
+    """Whether a function is written in a folder."""
     code = getattr(fn, "__code__", None)
-    return code is not None and "/torch/_library/" in code.co_filename
+    return isinstance(code, CodeType) and code.co_filename.startswith(f"{folder}/")
 
 
 def _full_name(space: str, name: str) -> str:
@@ -99,10 +112,7 @@ def _full_name(space: str, name: str) -> str:
 def check(name: str) -> None:
     """Raises NotRecordableError where an operator of PyTorch's has kernels of a submission's."""
     if name.removesuffix(".default") in _foreign:
-        raise NotRecordableError(
-            f"host code registers a kernel for {name}, an operator that it has not defined, so that a GPU would run "
-            "something else than was recorded: call a function of your own instead"
-        )
+        raise NotRecordableError(_FOREIGN.format(name))
 
 
 def body_of(name: str, on_host: bool) -> Callable[..., Any] | None:

@@ -44,6 +44,7 @@ _ADVICE = {
     "memory": "how much memory there is differs between GPUs and calls: choose by shapes",
     "profiler": "what it shows is what records host code, and not what a GPU does: leave it out",
     "seed": "which seed its caller has set is for the caller to decide: leave it out",
+    "backward": "forward is recorded without gradients, and hooks run where no recording sees them: leave it out",
     "jit": "TorchScript is run where no recording sees it, and sees other devices there: write plain Python",
     "tensor": "make tensors by torch.empty(shape, dtype=..., device=x.device)",
     "": "a GPU would answer otherwise than the machine where host code is recorded: leave it out",
@@ -69,6 +70,16 @@ def install() -> None:
         _close(module)
         _close_data(module)
     _close_generator()
+    # Whoever takes part in a call of these is not told of an argument.
+    torch.functional.chain_matmul = torch.chain_matmul = _refusing("torch.chain_matmul", "call torch.linalg.multi_dot")
+    torch.Tensor.dim_order = _dim_order  # type: ignore[method-assign, assignment]
+    for owner in (torch, torch.utils.dlpack):
+        vars(owner)["to_dlpack"] = _refusing("to_dlpack", _ADVICE["tensor"])
+    for owner in (torch.autograd, torch.autograd.graph):
+        for name in ("backward", "grad", "_engine_run_backward"):
+            if hasattr(owner, name):
+                setattr(owner, name, _refusing(f"torch.autograd.{name}", _ADVICE["backward"]))
+    torch.autograd.graph.saved_tensors_hooks.__enter__ = _enter_hooks(torch.autograd.graph.saved_tensors_hooks)  # type: ignore[method-assign]
     for home, name in _PROFILERS:
         setattr(sys.modules[home], name, _refused_class(f"{home}.{name}", _ADVICE["profiler"]))
     for module, names in pretended.items():
@@ -163,6 +174,18 @@ def _refusing(name: str, advice: str) -> Callable[..., NoReturn]:
     return refused
 
 
+def _enter_hooks(kind: Any) -> Callable[[Any], Any]:
+    enter = kind.__enter__
+
+    def entering(hooks: Any) -> Any:
+        """Only checkpoints' own, which nothing asks for without gradients."""
+        if type(hooks) is kind or not type(hooks).__module__.startswith("torch.utils.checkpoint"):
+            raise NotRecordableError(f"torch.autograd.graph.saved_tensors_hooks: {_ADVICE['backward']}")
+        return enter(hooks)
+
+    return entering
+
+
 def _refused_class(name: str, advice: str) -> type:
     """A class of which nothing can be made, and of which nobody learns whether something is one."""
     refuse = _refusing(name, advice)
@@ -247,6 +270,15 @@ def _asked(answer: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _record_stream(tensor: torch.Tensor, stream: Any) -> None:
     with torch._C.DisableTorchFunction():
         streams.order.recorded(tensor.untyped_storage()._cdata, stream)
+
+
+_order_of_dimensions: Any = torch.Tensor.dim_order
+
+
+def _dim_order(tensor: torch.Tensor, *, ambiguity_check: bool | list[torch.memory_format] = False) -> tuple[int, ...]:
+    if ambiguity_check:
+        raise NotRecordableError("dim_order with ambiguity_check: leave that out")
+    return _order_of_dimensions(tensor)  # type: ignore[no-any-return]
 
 
 def _pickled(tensor: torch.Tensor, _: Any) -> NoReturn:

@@ -1,6 +1,7 @@
 """Orders in which a reduction goes furthest: of elements that are sorted, or have no signs.
 
-Where a function stops at a number, or a sum leaves the range, most orders may make the same, and a GPU's another number.
+Where a function stops at a number, or a sum leaves the range, most orders may make the same, and that of a GPU another
+number.
 """
 
 from __future__ import annotations
