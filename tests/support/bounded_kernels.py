@@ -142,6 +142,10 @@ NO_VALUE: dict[str, tuple[str]] = {
     "a histogram": (f"{_NUMBER}found = tl.histogram(i * 0 + n, 256).to(tl.float32)",),
     "bits of what is inexact": ("found = ((a / 0.7).to(tl.int32, bitcast=True) ^ i).to(tl.float32)",),
     "an inverse of nearly nothing": (f"{_OFF}found = a / d",),
+    "a hypotenuse at the end of float64": (
+        "z = a.to(tl.float64) * 0.0\nh = libdevice.hypot(z + 1.7976931348623157e308, z + 2.0669e300)\n"
+        "found = (h == float('inf')).to(tl.float32)",
+    ),
 }
 """Lines whose result may be anything on a GPU, at least in its first element."""
 NO_NUMBER = "one = a * 0.0 + 1.000244140625\nu = tl.sqrt((1.00048828125 - one * one) + 0.000000014901161)\nfound = "

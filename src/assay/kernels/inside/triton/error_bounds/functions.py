@@ -41,6 +41,8 @@ _NOT_QUITE = 1.0 + 2.0**-12
 """Times as large as a denormal result may be: what a GPU takes the function of may be rounded before."""
 _SURELY_BEYOND = 1.0 + 2.0**-15
 """Times the largest number: infinity, by however many last bits a function is off."""
+_BESIDE = (1.0 - 2.0**-30, 1.0 + 2.0**-30)
+"""Times operands: where the function is infinite of these too, it is of what it may be off by."""
 _ULPS = {"log": 1, "log2": 1, "sqrt": 1}
 """Last bits by which the language's functions may be off; 2 of those that are not here."""
 _MOST_ULPS = 2
@@ -116,7 +118,9 @@ def _near_the_end(found: Any, values: Any, limits: Any, exact: Any, args: Sequen
     )
     with np.errstate(all="ignore"):
         size = np.abs(np.asarray(exact(*(wide(arg) for arg in args)), np.float64))
-    poles = ~np.isfinite(size) | (size > most * _SURELY_BEYOND)
+        poles = ~np.isfinite(size) | (size > most * _SURELY_BEYOND)
+        for factor in _BESIDE if found.data.dtype == np.float64 else ():  # the exact one is no wider
+            poles &= ~np.isfinite(np.asarray(exact(*(wide(arg) * factor for arg in args)), np.float64))
     edge = (np.isfinite(values) | (made & ~poles)) & (np.abs(values) + limits > most)
     if current().fuses and made.any():
         give_loss(found, np.where(made & np.isfinite(size), UNKNOWN, 0.0))
