@@ -4,6 +4,7 @@ what that does."""
 from __future__ import annotations
 
 import gc
+import operator
 import re
 import sys
 import warnings
@@ -23,7 +24,10 @@ _known: set[type] = {
 """Types whose objects answer what PyTorch asks of them."""
 _WITH_PARTS = (list, tuple, dict, set, frozenset, torch.Size)
 _OF = frozenset({"torch", "numpy", "builtins", "collections", "assay"})
-_SHOWN_BY = tuple(getattr(warnings, name, None) for name in ("showwarning", "_showwarnmsg_impl", "formatwarning"))
+_SHOW = ("showwarning", "_showwarnmsg_impl", "formatwarning")
+_SHOWN_BY = [getattr(warnings, name, None) for name in _SHOW]
+_filters: list[Any] = []
+"""Filters that were looked at, held so that none comes back as another one."""
 _CALLED_BACK = list(gc.callbacks)
 _OWN = (
     "host code gives PyTorch an object of a class of its own ({0:.80}), whose methods would run where no recording "
@@ -55,15 +59,20 @@ def check_alone() -> None:
         raise NotRecordableError(_LOOKS_ON.format("gc.callbacks"))
     if sys.gettrace() is not None or sys.getprofile() is not None:
         raise NotRecordableError(_LOOKS_ON.format("sys.settrace, sys.setprofile"))
-    shown = tuple(getattr(warnings, name, None) for name in ("showwarning", "_showwarnmsg_impl", "formatwarning"))
-    if any(one is not other for one, other in zip(shown, _SHOWN_BY, strict=True)) or not all(
-        map(_is_plain, warnings.filters)
-    ):
+    shown = [getattr(warnings, name, None) for name in _SHOW]
+    if any(one is not other for one, other in zip(shown, _SHOWN_BY, strict=True)) or not _are_plain(warnings.filters):
         raise NotRecordableError(
-            _LOOKS_ON.format(
-                "it has warnings recorded, shown or raised, which PyTorch gives of tensors with memory alone"
-            )
+            _LOOKS_ON.format("it has warnings recorded, shown or raised, which PyTorch gives of tensors with memory")
         )
+
+
+def _are_plain(filters: Any) -> bool:
+    """Whether filters of warnings do nothing but to choose which are shown. Most often they are those of last time."""
+    if len(filters) != len(_filters) or any(map(operator.is_not, filters, _filters)):
+        if not all(map(_is_plain, filters)):
+            return False
+        _filters[:] = filters
+    return True
 
 
 def _is_plain(entry: Any) -> bool:
