@@ -13,7 +13,7 @@ import triton.language as tl
 
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.combining.functions import RELATIVE, Combine, Parts, as_float64
-from assay.kernels.inside.triton.values.combining.orders import by_pairs, in_pairs
+from assay.kernels.inside.triton.values.combining.orders import as_many_as_in_blocks, by_pairs, in_pairs
 
 ROUNDINGS = 4.0
 """How many roundings of one size come together at random, in roots of a number of terms."""
@@ -34,12 +34,11 @@ def in_far_orders(
         if scans:
             return far
         keys = [key for both in zip(parts, sizes, plain.dtypes, strict=True) for key in _keys(*both)]
-        for key in [keys[int(chance.integers(len(keys)))]] if plain.one_by_one else keys:
-            order = np.argsort(key, -1, kind="stable")
-            found = in_pairs(plain, [np.take_along_axis(part, order, -1) for part in parts])
-            others = zip(found, made, most, plain.dtypes, strict=True)
-            far = [one | _unlike(*each, parts[0].shape[-1]) for one, each in zip(far, others, strict=True)]
-    return far
+        chosen = [keys[int(chance.integers(len(keys)))]] if plain.one_by_one else as_many_as_in_blocks(keys)
+        orders = [np.argsort(key, -1, kind="stable") for key in chosen]
+        found = in_pairs(plain, [np.stack([np.take_along_axis(part, order, -1) for order in orders]) for part in parts])
+        others = zip(found, made, most, plain.dtypes, strict=True)
+        return [one | _unlike(*each, parts[0].shape[-1]).any(axis=0) for one, each in zip(far, others, strict=True)]
 
 
 def _size(part: Any, dtype: Any) -> Any:

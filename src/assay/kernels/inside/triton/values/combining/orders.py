@@ -13,8 +13,10 @@ import numpy as np
 from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.values.combining.functions import Combine, Parts
 
-_ORDERS, _ELEMENTS = 16, 1 << 20
+_ORDERS, _ELEMENTS = 8, 1 << 18
 """Orders of a GPU that are taken of large reductions, and elements in all orders up to which more are."""
+_SHARES = 2
+"""Of lanes and warps along an axis that are taken of all that there could be."""
 _LANE_BITS = 5
 _WARP = 1 << _LANE_BITS
 """Lanes that a GPU combines in a tree before it goes on with other ones."""
@@ -34,10 +36,15 @@ def reduced(combine: Combine, parts: Parts, chance: np.random.Generator) -> list
         by_own.setdefault(mine, []).append(_places(axes, bits, chance))
     found: list[Parts] = []
     for mine, orders in by_own.items():
-        ways = orders + orders[:1] * ((1 << (len(orders) - 1).bit_length()) - len(orders))  # as blocks are made
+        ways = as_many_as_in_blocks(orders)
         made = _as_one(combine, [np.stack([part[..., order] for order in ways]) for part in parts], mine, chance)
         found += [[part[number] for part in made] for number in range(len(orders))]
     return found
+
+
+def as_many_as_in_blocks(ways: list[Any]) -> list[Any]:
+    """Some ways, the first one as often again as it takes for blocks: these have sizes that are powers of two."""
+    return ways + ways[:1] * ((1 << (len(ways) - 1).bit_length()) - len(ways))
 
 
 def _places(axes: Any, bits: int, chance: np.random.Generator) -> Any:
@@ -47,20 +54,22 @@ def _places(axes: Any, bits: int, chance: np.random.Generator) -> Any:
 
 
 def _likely(bits: int, warps: int, most: int, chance: np.random.Generator) -> list[tuple[int, list[int]]]:
-    """Orders that a GPU is likely to take, each with how many bits of a place count a thread's own elements: all warps
-    (`warps`: bits of their number) along the axis first, then other shares of lanes and warps; at most `most` of them,
-    some at random."""
-    first: list[tuple[int, list[int]]] = []
-    others: list[tuple[int, list[int]]] = []
-    for lanes in range(min(bits, _LANE_BITS) + 1):
-        for across in range(min(bits - lanes, warps) + 1):
-            own = bits - lanes - across
-            whole = lanes == min(bits, _LANE_BITS) and across == min(bits - lanes, warps)
-            for low in range(own + 1):
-                if whole or own <= _LANE_BITS:
-                    (first if whole else others).append((own, _axes(bits, own, low, lanes)))
-    first = [first[place] for place in chance.permutation(len(first))]
-    return (first + [others[place] for place in chance.permutation(len(others))])[:most]
+    """Orders that a GPU is likely to take, each with how many bits of a place count a thread's own elements: with all
+    lanes and warps (`warps`: bits of their number) along the axis, and with some other shares of them."""
+    lanes = min(bits, _LANE_BITS)
+    whole = lanes, min(bits - lanes, warps)
+    shares = [
+        (few, across)
+        for few in range(lanes + 1)
+        for across in range(min(bits - few, warps) + 1)
+        if (few, across) != whole and bits - few - across <= _LANE_BITS
+    ]
+    chosen = [whole, *(shares[place] for place in chance.permutation(len(shares))[:_SHARES])]
+    return [
+        (own, _axes(bits, own, int(low), few))
+        for few, own in ((few, bits - few - across) for few, across in chosen)
+        for low in chance.permutation(own + 1)
+    ][:most]
 
 
 def _of_threads(bits: int, own: int, chance: np.random.Generator) -> list[int]:
