@@ -194,7 +194,8 @@ def arithmetic_of(operation: Operation) -> int:
 
     A range with steps that are no whole numbers makes a product and a sum for each; a reduction of n elements to m
     makes n - m; a pointwise operator one for each element of its largest tensor. So does a cast of fractions to whole
-    numbers, which rounds, and of anything to truth values, which compares.
+    numbers, which rounds, of anything to truth values, which compares, and of whole numbers to few bits, which wraps;
+    and so does what keeps one side of a diagonal.
     """
     role = role_of(operation)
     if role == "fill" and _has_steps(operation):
@@ -203,12 +204,16 @@ def arithmetic_of(operation: Operation) -> int:
         return 0
     inputs = [window for value in operation.values for window in windows_in(value)]
     if role == "move":
+        chooses = base_name(operation) in ("tril", "triu")
         rounds = any(is_fraction(window) for window in inputs)
         tells = any(window.dtype != "bool" for window in inputs)
         return sum(
             max(out.elements, *(_lanes(window) for window in inputs)) if out.dtype == "bool" else out.elements
             for out in operation.outs
-            if (tells and out.dtype == "bool") or (rounds and not is_fraction(out))
+            if chooses
+            or (tells and out.dtype == "bool")
+            or (rounds and not is_fraction(out))
+            or any(_wraps(window, out) for window in inputs)
         )
     made = sum(out.elements for out in operation.outs)
     largest = max((_lanes(window) for window in (*inputs, *operation.outs)), default=0)
@@ -221,6 +226,14 @@ def arithmetic_of(operation: Operation) -> int:
     if kind == "reduction":
         return max(largest - made, made)
     return largest * (4 if is_heavy(base_name(operation)) else _steps(operation))
+
+
+def _wraps(window: Window, out: Window) -> bool:
+    """Whether whole numbers are cast to a type of less than 32 bits that does not hold all of theirs."""
+    if is_fraction(window) or is_fraction(out) or "bool" in (window.dtype, out.dtype) or window.dtype == out.dtype:
+        return False
+    unsigned = out.dtype.startswith("u") and not window.dtype.startswith("u")
+    return DTYPES[out.dtype] < 4 and (unsigned or DTYPES[out.dtype] <= DTYPES[window.dtype])
 
 
 def _has_steps(operation: Operation) -> bool:
