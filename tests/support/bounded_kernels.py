@@ -133,6 +133,7 @@ UNDECIDED: dict[str, tuple[str]] = {
     "what is taken for granted": (f"{_OFF}tl.assume(d == 0.0)\nfound = a",),
 }
 """Lines that ask for the last bits of something inexact where the program goes, or which memory it touches."""
+_WHOLE = "w = c_ptr.to(tl.pointer_type(tl.int32))\n"
 NO_VALUE: dict[str, tuple[str]] = {
     "a place that is not certain": (f"{_NUMBER}found = tl.load(a_ptr + i % 4 + n)",),
     "a mask that is not certain": (f"{_NUMBER}found = tl.load(a_ptr + i, mask=i < n * 256, other=9.0)",),
@@ -142,6 +143,24 @@ NO_VALUE: dict[str, tuple[str]] = {
     "a histogram": (f"{_NUMBER}found = tl.histogram(i * 0 + n, 256).to(tl.float32)",),
     "bits of what is inexact": ("found = ((a / 0.7).to(tl.int32, bitcast=True) ^ i).to(tl.float32)",),
     "an inverse of nearly nothing": (f"{_OFF}found = a / d",),
+    "a sum in memory beyond its type": (
+        f"{_NUMBER}{_WHOLE}tl.store(w, 2147483647)\ntl.debug_barrier()\ntl.atomic_add(w, n)\ntl.debug_barrier()\n"
+        "found = tl.load(w) + a",
+    ),
+    "a certain sum in memory beyond its type": (
+        f"{_NUMBER}{_WHOLE}tl.store(w, n)\ntl.debug_barrier()\ntl.atomic_add(w, 2147483646)\ntl.debug_barrier()\n"
+        "found = tl.load(w) + a",
+    ),
+    "a number with a sign read without": (
+        f"{_NUMBER}{_WHOLE}tl.store(w, n - 1)\ntl.debug_barrier()\n"
+        "found = tl.load(w.to(tl.pointer_type(tl.uint32))).to(tl.float32) + a",
+    ),
+    "the largest without a sign of numbers that have one": (
+        f"{_NUMBER}{_WHOLE}tl.store(w, n - 1)\ntl.debug_barrier()\n"
+        "tl.atomic_max(w.to(tl.pointer_type(tl.uint32)), 5)\ntl.debug_barrier()\nfound = tl.load(w) + a",
+    ),
+    "a power of a negative number": (f"{_NUMBER}found = libdevice.pow(a * 0.0 - 1.0, n * 0.5)",),
+    "a whole power of a negative number": (f"{_NUMBER}found = libdevice.pow(a * 0.0 - 1.0, n)",),
     "a hypotenuse at the end of float64": (
         "z = a.to(tl.float64) * 0.0\nh = libdevice.hypot(z + 1.7976931348623157e308, z + 2.0669e300)\n"
         "found = (h == float('inf')).to(tl.float32)",
@@ -242,6 +261,20 @@ _TINY = f"{_NOTHING}d = d + 1e-9\n"
 INF = float("inf")
 PLUS = {"plus": "def plus(x, y):\n    return x + y"}
 FUSED = {"a": (1.3,), "b": (1.6899998188018799,)}
+_BITS = "p = a * a\nw = p.to(tl.int32, bitcast=True)\nz = (b * 0.0).to(tl.int32) + 12345\n"
+_THROUGH_BITS = {
+    "there and back": "(w + z) - z",
+    "not twice": "~(~w)",
+    "other bits twice": "(w ^ z) ^ z",
+    "in halves": "(w & 65535) | (w & -65536)",
+    "of another sign": "w ^ -2147483648",
+    "of another sign by a sum": "w + -2147483648",
+    "in a wider type": "((w.to(tl.int64) + z) - z).to(tl.int32)",
+    "chosen": "tl.where(z > 5, w, z)",
+    "beside nothing": "tl.xor_sum(tl.join(w, z * 0), 1)",
+    "and nothing": "tl.sum(tl.join(w, z * 0), 1)",
+    "and nothing by a helper": "tl.reduce(tl.join(w, z * 0), 1, plus)",
+}
 _FUSED_IN_FOUR = {name: 4 * numbers for name, numbers in FUSED.items()}
 _CANCELS = (
     "k = tl.arange(0, 16)\nrow = tl.where(k == 0, 4194304.0, tl.where(k == 1, -4194304.0, 0.0))[None, :]\n"
@@ -251,6 +284,13 @@ _REDUCED = "k = tl.arange(0, 32)\nv = tl.sum(tl.where(k[None, :] == 0, a[:, None
 _PASSES = "x = tl.where(i < 2, 3e38, tl.where(i == 2, -3e38, a * 0.0))\n"
 """Numbers that pass the largest one in a row, and not in another order."""
 TRAPS: dict[str, tuple[dict[str, Any], float]] = {
+    **{
+        f"bits of a product {name}": trap(
+            f"{_BITS}found = tl.abs(({bits}).to(tl.float32, bitcast=True)) - b", 5e-8, names=PLUS, **FUSED
+        )
+        for name, bits in _THROUGH_BITS.items()
+    },
+    "the rest of a product": trap("found = (a * a) % 1.0 - (b - 1.0)", 5e-8, **FUSED),
     "infinity times what may be less than nothing": trap(f"{_TINY}found = d * b", INF, b=(INF,)),
     "a quotient just above the largest number": trap("found = a / b", INF, (3.4028235e38,), (0.99999994,)),
     "a quotient just below it": trap("found = a / b", INF, (3.4028232635611926e38,), (0.99999994,)),

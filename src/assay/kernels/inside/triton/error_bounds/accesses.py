@@ -19,6 +19,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     bound,
     epsilon,
     give,
+    held,
     named,
     or_zero,
     wide,
@@ -78,8 +79,9 @@ _OTHER_FORMATS = ("bf16", "fp8e4nv", "fp8e5")
 def _kind(handle: Any) -> Kind:
     """What kind of elements a pointer points to."""
     element = handle.get_element_ty()
-    name = "whole" if not element.is_floating() else element.name if element.name in _OTHER_FORMATS else "fraction"
-    return Kind(numpy_dtype(element).itemsize, name)
+    if element.is_floating():
+        return Kind(numpy_dtype(element).itemsize, element.name if element.name in _OTHER_FORMATS else "fraction")
+    return Kind(numpy_dtype(element).itemsize, "unsigned" if numpy_dtype(element).kind == "u" else "whole")
 
 
 def _array(mask: Any) -> Any:
@@ -122,6 +124,8 @@ def _spreads(other: Any) -> bool:
 def _as_read(found: Any, seen: Found) -> tuple[Any, Lean | None]:
     """What is known of what is read, some of it as another kind than it was written as."""
     limits = np.maximum(seen.limits, 0.0)
+    if seen.resigned.any():
+        limits = np.where(seen.resigned, held(found, limits), limits)
     if not seen.other.any():
         return limits, Lean(seen.origins, seen.leans, seen.copies)
     written = _as_written(found)
@@ -187,6 +191,7 @@ def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options
         widest = np.maximum(or_zero(brought), 0.0 if before is None else _as_read(found, before)[0])
         if op == kinds.ADD:
             noted.add(ptr.data, active, or_zero(brought), kind)
+            _keep_held(ptr, mask, kind)
         else:
             extreme = op in (kinds.MAX, kinds.MIN, kinds.UMAX, kinds.UMIN)
             noted.widen(ptr.data, active, widest if extreme else np.where(widest > 0, UNKNOWN, 0.0), kind)
@@ -194,6 +199,15 @@ def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any, **options
     if not active.all():
         give(found, np.where(active.reshape(found.data.shape), or_zero(bound(found)), UNKNOWN))
     return found
+
+
+def _keep_held(ptr: Any, mask: Any, kind: Kind) -> None:
+    """Sums of whole numbers in memory that may have passed the end of their type are anything."""
+    active, element = np.broadcast_to(mask.data, ptr.data.shape), ptr.get_element_ty()
+    if (seen := bounds().load(ptr.data, active, kind)) is not None:
+        dtype = numpy_dtype(element)
+        there = engine._interpreter.load(ptr.data, np.ascontiguousarray(active), np.zeros(active.shape, dtype), dtype)
+        bounds().widen(ptr.data, active, held(engine.TensorHandle(there, element), seen.limits), kind)
 
 
 def _range(dtype: Any) -> Range:

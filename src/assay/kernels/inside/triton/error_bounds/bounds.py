@@ -28,6 +28,8 @@ _BOUND, _LOSS, _LOSS_IN, _LEAN = "error bound", "loss of a product", "type of th
 JOINS, NARROW, OF_WHOLE = "sum of many", "loss in a narrow type", "whole number"
 """Attributes: `Joins`; what a sum of narrow numbers in a wider type loses where it is made in the narrow one; and the
 whole number that a fraction was made of."""
+BITS = "bits of a product"
+"""Attribute of whole numbers that are made of the bits of what rounding has cost something."""
 TWINS = "may be made twice"
 """Attribute: made by a sum that may have taken a product unrounded, and by steps that a compiler makes again where
 values are needed in another layout: there it may fuse otherwise. What was loaded, reduced or multiplied as matrices is
@@ -249,7 +251,8 @@ def or_zero(limits: Any) -> Any:
 
 def times(limits: Any, factor: Any) -> Any:
     """A bound times the size of what it is multiplied by: nothing where it is 0, whatever the factor."""
-    return None if limits is None else np.where(limits == 0, 0.0, limits * np.abs(factor))
+    with np.errstate(invalid="ignore"):
+        return None if limits is None else np.where(limits == 0, 0.0, limits * np.abs(factor))
 
 
 def epsilon(dtype: Any) -> float:
@@ -337,6 +340,29 @@ def slack(values: Any) -> Any:
     """What float64 loses of large whole numbers."""
     large = (np.abs(values) >= _WHOLE) & np.isfinite(values)
     return np.where(large, 2.0 * _EPSILON["fp64"] * np.abs(values), 0.0) if large.any() else 0.0
+
+
+def beyond(low: Any, high: Any, dtype: Any, *, without_least: bool = False) -> Any:
+    """Which whole numbers, at the least and at the most, a type of NumPy may not hold. float64 has not all of 64 bits:
+    those next to their ends count as beyond them. `without_least`: whose inverse the type does not hold either."""
+    info = np.iinfo(dtype)
+    most = float(info.max) if int(float(info.max)) <= info.max else float(np.nextafter(float(info.max), 0.0))
+    least = np.nextafter(float(info.min), 0.0) if without_least and info.min < 0 else float(info.min)
+    return ~((low >= least) & (high >= least) & (low <= most) & (high <= most))
+
+
+def held(found: Any, limits: Any) -> Any:
+    """A bound of whole numbers, as long as their type holds what they may be."""
+    if limits is None:
+        return None
+    limits = limits + slack(limits)
+    outside = beyond(below(wide(found), limits), above(wide(found), limits), found.data.dtype)
+    return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, limits))
+
+
+def or_unknown(limits: Any) -> Any:
+    """What of a bound is left where nothing is known of what is inexact."""
+    return np.where(or_zero(limits) > 0, UNKNOWN, 0.0)
 
 
 def hull(values: Any, low: Any, high: Any) -> Any:

@@ -123,7 +123,7 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
             choices.note_whole(found, args[0])
             choices.keep_within_bytes(found, args[0])
             if current().fuses:
-                sharing.keep_loss_of_cast(found, args[0])
+                sharing.keep_loss_of_cast(found, args[0], bits=name == "create_bitcast")
         if not (always or known or (adds and current().any_order)) and noted.unspecified is None:
             return found
         operands = _handles(args)

@@ -21,16 +21,20 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     above,
     apart,
     below,
+    beyond,
     bound,
     difference,
     ends,
+    held,
     hull,
     last_bits,
     least_of,
     named,
     narrow_loss,
+    or_unknown,
     or_zero,
     slack,
+    times,
     total,
     unlike,
     wide,
@@ -73,29 +77,16 @@ def _apart(lhs: Any, rhs: Any) -> Any:
     if lhs.dtype.scalar.is_ptr():
         return np.where(lhs.data == rhs.data, 0.0, UNKNOWN)
     if not lhs.dtype.scalar.is_floating():
-        return apart(wide(lhs), wide(rhs))
+        other = np.where(lhs.data == rhs.data, 0.0, slack(wide(lhs)) + slack(wide(rhs)))
+        return apart(wide(lhs), wide(rhs)) + other
     return unlike(wide(lhs), wide(rhs), least_of(lhs.dtype))
-
-
-def _limits(dtype: Any) -> tuple[float, float]:
-    info = np.iinfo(dtype)
-    return float(info.min), float(info.max)
-
-
-def _held(found: Any, limits: Any) -> Any:
-    """A bound of whole numbers, as long as their type holds them."""
-    if limits is None:
-        return None
-    low, high = _limits(found.data.dtype)
-    values = wide(found)
-    return np.where((values - limits < low) | (values + limits > high), np.where(limits > 0, UNKNOWN, 0.0), limits)
 
 
 def summed(found: Any, lhs: Any, rhs: Any) -> Any:
     """Sums and differences."""
     if found.data.dtype == _BOOL:
         return np.maximum(or_zero(bound(lhs)), or_zero(bound(rhs)))
-    limits = _held(found, total(bound(lhs), bound(rhs)))
+    limits = held(found, total(bound(lhs), bound(rhs)))
     if OF_EIGHT_BITS in lhs.attr or OF_EIGHT_BITS in rhs.attr:  # wraps, or stays at the end of its type
         outside = np.abs(wide(lhs) + wide(rhs)) >= 2.0**31
         return np.where(outside, UNKNOWN, or_zero(limits))
@@ -107,11 +98,8 @@ def multiplied(found: Any, lhs: Any, rhs: Any) -> Any:
     if found.data.dtype == _BOOL:
         return conjunction(found, lhs, rhs)
     left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
-    with np.errstate(invalid="ignore"):
-        return _held(
-            found,
-            np.where((left == 0) & (right == 0), 0.0, left * np.abs(wide(rhs)) + right * (np.abs(wide(lhs)) + left)),
-        )
+    sizes = [np.abs(wide(side)) for side in (lhs, rhs)]
+    return held(found, or_zero(times(left, sizes[1])) + or_zero(times(right, sizes[0] + left)))
 
 
 def whole_extreme(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -131,10 +119,13 @@ def rest(found: Any, lhs: Any, rhs: Any) -> Any:
     if bound(rhs) is not None:
         return np.where((or_zero(bound(lhs)) > 0) | (bound(rhs) > 0), UNKNOWN, 0.0)
     low, high = ends(lhs)
-    same = np.trunc(low / wide(rhs)) == np.trunc(high / wide(rhs))
+    with np.errstate(all="ignore"):
+        quotients = [np.trunc(each / wide(rhs)) for each in (low, high)]
     most = np.abs(wide(rhs)) - 1.0
     either = hull(wide(found), np.where(low < 0, -most, 0.0), np.where(high > 0, most, 0.0))
-    return np.where(same | (bound(lhs) == 0), bound(lhs), either)
+    either = np.where(quotients[0] == quotients[1], bound(lhs), either)
+    has_none = (wide(rhs) == 0) | beyond(quotients[0], quotients[1], found.data.dtype)
+    return np.where(bound(lhs) == 0, 0.0, np.where(has_none, UNKNOWN, either))
 
 
 def shifted(found: Any, lhs: Any, rhs: Any, *, left: bool) -> Any:
@@ -143,16 +134,22 @@ def shifted(found: Any, lhs: Any, rhs: Any, *, left: bool) -> Any:
         return np.where((or_zero(bound(lhs)) > 0) | (bound(rhs) > 0), UNKNOWN, 0.0)
     power = np.ldexp(1.0, np.clip(wide(rhs), 0, 64).astype(np.int64))
     if left:
-        return _held(found, bound(lhs) * power)
+        return held(found, bound(lhs) * power)
     return _of_ends(found, lhs, lambda values: np.floor(values / power))
 
 
 def _of_ends(found: Any, lhs: Any, compute: Callable[[Any], Any]) -> Any:
     limits = bound(lhs)
     low, high = ends(lhs)
-    least, most = _limits(lhs.data.dtype)
-    outside = (low < least) | (high > most)
-    return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, hull(wide(found), compute(low), compute(high))))
+    with np.errstate(all="ignore"):
+        first, last = compute(low), compute(high)
+    outside = beyond(low, high, lhs.data.dtype) | beyond(first, last, found.data.dtype)
+    return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, hull(wide(found), first, last)))
+
+
+def absolute(found: Any, arg: Any) -> Any:
+    """Sizes. The least number of a type is its own."""
+    return np.where(beyond(*ends(arg), found.data.dtype, without_least=True), or_unknown(bound(arg)), bound(arg))
 
 
 def conjunction(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -161,9 +158,7 @@ def conjunction(found: Any, lhs: Any, rhs: Any) -> Any:
     if found.data.dtype == _BOOL:
         return (((left > 0) & (rhs.data | (right > 0))) | ((right > 0) & (lhs.data | (left > 0)))).astype(np.float64)
     doubt = (left > 0) | (right > 0)
-    most = np.minimum(
-        np.where(wide(lhs) >= left, wide(lhs) + left, UNKNOWN), np.where(wide(rhs) >= right, wide(rhs) + right, UNKNOWN)
-    )
+    most = np.minimum(*(np.where(low >= 0, high, UNKNOWN) for low, high in map(ends, (lhs, rhs))))
     return np.where(doubt, most, 0.0)
 
 
@@ -204,8 +199,7 @@ def cast(found: Any, source: Any, *how: Any) -> Any:
     low, high = ends(source)
     if before.is_floating():
         low, high = np.trunc(low), np.trunc(high)
-    least, most = _limits(found.data.dtype)
-    outside = ~((low >= least) & (high <= most))
+    outside = beyond(low, high, found.data.dtype)
     values = np.trunc(wide(source)) if before.is_floating() else wide(source)
     return np.where(limits == 0, 0.0, np.where(outside, UNKNOWN, hull(values, low, high)))
 
@@ -320,9 +314,8 @@ def _read_bits(found: Any, source: Any, limits: Any) -> Any:
     bits = np.dtype(f"i{dtype.itemsize}")
     counts = np.ascontiguousarray(source.data).view(bits)
     low, high = (side(counts.astype(np.float64), limits) for side in (below, above))
-    least, most = _limits(bits)
     one_sign = (low >= 0) == (high >= 0)
-    inside = one_sign & (low > least) & (high < most)
+    inside = one_sign & ~beyond(low, high, bits, without_least=True)
     step = np.ceil(np.where(inside, limits, 0.0)).astype(bits)
     sides = [each.astype(bits).view(dtype).astype(np.float64) for each in (counts - step, counts + step)]
     return np.where(limits == 0, 0.0, np.where(inside, hull(found.data.astype(np.float64), *sides), UNKNOWN))
@@ -364,7 +357,7 @@ OF_CHOICES: dict[str, Callable[..., Any]] = {
     "create_and": conjunction,
     "create_or": disjunction,
     "create_xor": exclusive,
-    "create_iabs": lambda found, arg: bound(arg),
+    "create_iabs": absolute,
     "create_addptr": moved_pointer,
 }
 """Rules of the builder's methods."""

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import pointwise
 from assay.kernels.inside.triton.error_bounds.bounds import (
@@ -19,10 +18,8 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     bound,
     ends,
     epsilon,
-    give,
     give_loss,
     last_bits,
-    loss,
     or_zero,
     unlike,
     wide,
@@ -50,6 +47,8 @@ _ADD = ("fdim",)
 """Exact functions of libdevice that begin with a sum."""
 _LOST_AMONG_DENORMALS = ("cbrt", "rcbrt", "pow", "powi")
 """Functions that scale a denormal number, and have lost it by then."""
+_BETWEEN = ("ldexp", "pow", "powi")
+"""Functions of a whole number that lie, between two of these, between their results."""
 _PERIODIC: dict[str, tuple[float, float]] = {
     "sin": (1.0, 2.0),
     "cos": (1.0, 2.0),
@@ -68,7 +67,7 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool, 
         values = wide(found)
         limits: Any = np.zeros(values.shape)
         if (ulps or adds) and current().fuses:
-            args = tuple(_unrounded(arg) for arg in args)
+            args = tuple(pointwise.unrounded(arg) for arg in args)
         if any(bound(arg) is not None for arg in args):
             limits = spread(name, exact, values, args, found.data.dtype)
             limits = np.where(limits > 0, limits + last_bits(np.abs(values) + limits, found.dtype), 0.0)
@@ -127,14 +126,6 @@ def _near_the_end(found: Any, values: Any, limits: Any, exact: Any, args: Sequen
     return np.where(edge, UNKNOWN, limits)
 
 
-def _unrounded(arg: Any) -> Any:
-    """An operand as a function may take it that begins with a sum: a product without its rounding."""
-    lost = loss(arg)
-    if lost is None or not np.any(lost):
-        return arg
-    return give(engine.TensorHandle(arg.data, arg.dtype), or_zero(bound(arg)) + lost)
-
-
 def of_signs(symbol: str, found: Any, args: Sequence[Any], limits: Any) -> Any:
     """The bound of a result that asks for a sign, with the signs of NaN, which nobody knows."""
     if _plain(symbol) not in ("copysign", "signbit", "signbitd"):
@@ -159,6 +150,10 @@ def spread(name: str, exact: Callable[..., Any], values: Any, args: Sequence[Any
     limits = np.maximum.reduce([unlike(values, each, least) for each in found])
     for arg in args:
         limits = np.where(or_zero(bound(arg)) == UNKNOWN, UNKNOWN, limits)
+        if not arg.dtype.scalar.is_floating():
+            limits = np.where(or_zero(bound(arg)) > (_MOST_STEPS if plain in _BETWEEN else 0), UNKNOWN, limits)
+    if plain in ("pow", "powi"):  # whose sign, and whether it is a number, is another one for each power
+        return np.where((ends(args[0])[0] < 0) & (or_zero(bound(args[1])) > 0), UNKNOWN, limits)
     if plain == "tan":
         return np.where(or_zero(bound(args[0])) * (1.0 + values * values) < 0.1, limits, UNKNOWN)
     if plain in ("lgamma", "tgamma"):
@@ -177,7 +172,7 @@ def _plain(name: str) -> str:
 def _corners(arg: Any) -> list[Any]:
     """What an operand may be at the least and at the most, and nothing, where that lies between."""
     values, limits = wide(arg), bound(arg)
-    if not arg.dtype.scalar.is_floating():  # of `ldexp`, which takes no fractions
+    if not arg.dtype.scalar.is_floating():
         if limits is None:
             return [arg.data]
         step = np.ceil(np.minimum(limits, _MOST_STEPS)).astype(np.int64)

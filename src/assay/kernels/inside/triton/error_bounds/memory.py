@@ -21,7 +21,8 @@ class Kind(NamedTuple):
 
     itemsize: int
     format: str
-    """`whole`; `fraction`, of IEEE 754; or the name of another type of fractions."""
+    """`whole`, of numbers with a sign, or `unsigned`; `fraction`, of IEEE 754; or the name of another type of
+    fractions."""
 
     @property
     def number(self) -> int:
@@ -29,9 +30,11 @@ class Kind(NamedTuple):
         return self.itemsize | _FORMATS[self.format] << _SHIFT
 
 
-_FORMATS = {name: place for place, name in enumerate(("whole", "fraction", "bf16", "fp8e4nv", "fp8e5"))}
+_FORMATS = {name: place for place, name in enumerate(("whole", "unsigned", "fraction", "bf16", "fp8e4nv", "fp8e5"))}
 _SHIFT = 4
-_WHOLE_OR_FRACTION = 2
+_WHOLE = 2
+"""Formats below it are of whole numbers."""
+_WHOLE_OR_FRACTION = 3
 
 
 class Noted(NamedTuple):
@@ -73,14 +76,16 @@ class Range(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is known of some elements: their bounds, what they share, and which were written as the other kind, whole
-    numbers as fractions or fractions as whole numbers."""
+    """What is known of some elements: their bounds, what they share, which were written as the other kind, whole
+    numbers as fractions or fractions as whole numbers, and which as whole numbers without a sign that have one here, or
+    the other way round."""
 
     limits: Any
     origins: Any
     leans: Any
     copies: Any
     other: Any
+    resigned: Any
 
 
 class Copy(NamedTuple):
@@ -116,7 +121,7 @@ class Bounds:
         if not self.noted:
             return None
         shape = pointers.shape
-        found = Found(*(np.zeros(shape, kind) for kind in (float, np.int64, float, np.int64, bool)))
+        found = Found(*(np.zeros(shape, kind) for kind in (float, np.int64, float, np.int64, bool, bool)))
         for place, lanes, at in self._by_storage(pointers, mask):
             if place in self.noted:
                 for whole, part in zip(found, self._seen(place, at, kind), strict=True):
@@ -125,17 +130,20 @@ class Bounds:
 
     def _seen(self, place: int, at: Any, kind: Kind) -> Found:
         noted, first = self.noted[place], self.noted[place].limits[at]
-        limits, other, torn = np.zeros(at.shape), np.zeros(at.shape, bool), np.zeros(at.shape, bool)
+        limits, (other, resigned, torn) = np.zeros(at.shape), np.zeros((3, *at.shape), bool)
         for part in range(kind.itemsize):
             here, kinds = noted.limits[at + part], noted.kinds[at + part]
             unlike = (here != 0) & (kinds != kind.number)
             same_bits = (kinds & ((1 << _SHIFT) - 1) == kind.itemsize) & (kinds >> _SHIFT < _WHOLE_OR_FRACTION)
             same_bits &= _FORMATS[kind.format] < _WHOLE_OR_FRACTION
-            other |= unlike & same_bits
+            whole = (kinds >> _SHIFT < _WHOLE) & (_FORMATS[kind.format] < _WHOLE)
+            other |= unlike & same_bits & ~whole
+            resigned |= unlike & same_bits & whole
             torn |= (unlike & (~same_bits | (here == BITS))) | (here != first)
             limits = np.maximum(limits, here)
         limits = np.where(torn, UNKNOWN, limits)
-        return Found(limits, noted.origins[at], noted.leans[at], np.where(torn, 0, noted.copies[at]), other & ~torn)
+        copies = np.where(torn | resigned, 0, noted.copies[at])
+        return Found(limits, noted.origins[at], noted.leans[at], copies, other & ~torn, resigned & ~torn)
 
     def store(self, pointers: Any, mask: Any, limits: Any, kind: Kind, shared: Any = None) -> None:
         """Give elements at some addresses other bounds. `limits`: None for exact ones. `shared`: their `Lean`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
@@ -24,6 +25,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     endless,
     ends,
     epsilon,
+    give,
     give_loss,
     hull,
     is_made_inexact,
@@ -278,9 +280,18 @@ def _settled_quotient(lhs: Any, rhs: Any) -> Any:
     return no_number[0] | no_number[1] | by_zero | (endless(lhs) & signed(rhs))
 
 
+def unrounded(arg: Any) -> Any:
+    """An operand as one may take it that begins with a sum: a product without its rounding."""
+    lost = loss(arg)
+    if not current().fuses or lost is None or not np.any(lost):
+        return arg
+    return give(engine.TensorHandle(arg.data, arg.dtype), or_zero(bound(arg)) + lost)
+
+
 def remainder(found: Any, lhs: Any, rhs: Any, *, cut: Callable[..., Any] = np.trunc) -> Any:
     """`x % y` of fractions, `fmod` and the like: it jumps where the quotient passes a whole number, or the middle
     between two. `cut`: how the quotient is rounded."""
+    lhs, rhs = unrounded(lhs), unrounded(rhs)  # less so many times the divisor: a sum
     small = _denormal_remainders(found, lhs, rhs, cut)
     if bound(lhs) is None and bound(rhs) is None:
         return small

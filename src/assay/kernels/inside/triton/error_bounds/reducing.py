@@ -11,6 +11,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import sums, threads
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    BITS,
     JOINS,
     MOST,
     Joins,
@@ -20,6 +21,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     give,
     give_loss,
     loss,
+    loss_of_any,
     named,
     or_zero,
     wide,
@@ -45,6 +47,7 @@ def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
         parts = found if isinstance(found, tuple | list) else (found,)
         for part in parts:
             threads.reduced(part.handle, source)
+            _keep_bits(part.handle, source, self.axis)
         if name is None or name == "prod":
             return found
         for part, limits in zip(parts, sums.of_reduction(name, source, self.axis, parts[0].handle), strict=False):
@@ -70,6 +73,15 @@ def _kept_loss(name: str, source: Any, found: Any, axis: int | None) -> Any:
     if lost is not None and source.data.size != found.data.size:
         return np.broadcast_to(lost, source.data.shape).max(axis) if name in ("max", "min") else None
     return lost
+
+
+def _keep_bits(found: Any, source: Any, axis: int | None) -> None:
+    """Bits of a product, beside bits that change none, may come through as they are."""
+    if BITS in source.attr and (lost := loss_of_any(source)) is not None:
+        most = np.broadcast_to(lost, source.data.shape).max(axis, keepdims=axis is not None)
+        whole = found.data.size == source.data.size
+        give_loss(found, np.broadcast_to(most, source.data.shape) if whole else most.reshape(found.data.shape), source)
+        found.attr[BITS] = True
 
 
 def _join(found: Any, source: Any, axis: int | None) -> None:
@@ -136,6 +148,7 @@ def _scanned(apply: Callable[..., Any]) -> Callable[..., Any]:
             return found
         source, made = values[0].handle, found[0].handle
         threads.combined(made, (source,))
+        _keep_bits(made, source, self.axis)
         axis, limits = self.axis % source.data.ndim, bound(source)
         if name == "sum" and current().fuses and (lost := loss(source)) is not None:
             limits = or_zero(limits) + lost

@@ -13,6 +13,7 @@ from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.error_bounds import threads
 from assay.kernels.inside.triton.error_bounds.bounds import (
+    BITS,
     JOINS,
     MOST,
     NARROW,
@@ -137,9 +138,14 @@ def note_twins(found: Any, operands: Iterable[Any], *, fused: bool = False) -> N
 
 
 def keep_loss(found: Any, operand: Any) -> None:
-    """A compiler may drop a step that changes no bit, and fuse the product before it."""
+    """A compiler may drop a step that changes no bit, and fuse the product before it. Of steps on its bits it may drop
+    several that together change none: all numbers that are made of them keep the loss."""
     lost, data, before = loss_of_any(operand), found.data, operand.data
-    if lost is not None and data.shape == before.shape and data.dtype == before.dtype:
+    if lost is not None and BITS in operand.attr and not found.dtype.scalar.is_floating():
+        found.attr[BITS] = True
+        if data.shape == before.shape:
+            _keep(found, operand, lost, np.ones(data.shape, bool))
+    elif lost is not None and data.shape == before.shape and data.dtype == before.dtype:
         _keep(found, operand, lost, np.abs(data) == np.abs(before) if data.dtype.kind == "f" else data == before)
 
 
@@ -156,8 +162,9 @@ def keep_origin(found: Any, operand: Any) -> None:
         found.attr[JOINS] = Joins(size, reach, mine.whole & other.whole, roundings, goes_on)
 
 
-def keep_loss_of_cast(found: Any, operand: Any) -> None:
-    """A compiler may drop two casts, there and back, or make a product of narrow numbers in their own type."""
+def keep_loss_of_cast(found: Any, operand: Any, *, bits: bool = False) -> None:
+    """A compiler may drop two casts, there and back, or make a product of narrow numbers in their own type. `bits`: the
+    same bits are read as another type."""
     kinds = found.dtype.scalar, operand.dtype.scalar
     fractions = [kind.is_floating() for kind in kinds]
     if all(fractions) and kinds[0].primitive_bitwidth > kinds[1].primitive_bitwidth:
@@ -167,7 +174,10 @@ def keep_loss_of_cast(found: Any, operand: Any) -> None:
     lost = loss_of_any(operand)
     if lost is None:
         return
-    if fractions[0] != fractions[1]:
+    if not fractions[0] and (bits if fractions[1] else BITS in operand.attr):
+        found.attr[BITS] = True
+        give_loss(found, lost, operand)
+    elif fractions[0] != fractions[1]:
         if found.data.itemsize == operand.data.itemsize:
             give_loss(found, lost, operand)
     elif operand.attr.get(_WAS) == kinds[0].name:
@@ -222,6 +232,7 @@ def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any], move: Any 
         give(found, moved(bound(source), tl.float64), Lean(*parts))
     if current().fuses and (lost := loss_of_any(source)) is not None:
         give_loss(found, moved(lost, tl.float64), source)
+        found.attr |= {BITS: True} if BITS in source.attr else {}
     if JOINS in source.attr:
         joins = source.attr[JOINS]
         size, reach, whole = (np.broadcast_to(each, source.data.shape) for each in joins[:3])
@@ -254,8 +265,10 @@ def join(self: Any, lhs: Any, rhs: Any) -> Any:
         parts = (np.stack(each, -1) for each in zip(*shared, strict=True))
         give(found, _stacked([bound(side) for side in sides], lhs.data.shape), Lean(*parts))
         note_twins(found, sides)
-    if current().fuses and any(loss(side) is not None for side in sides):
-        give_loss(found, _stacked([loss(side) for side in sides], lhs.data.shape))
+    losses = [(loss_of_any if BITS in side.attr else loss)(side) for side in sides]
+    if current().fuses and (of := [side for side, lost in zip(sides, losses, strict=True) if lost is not None]):
+        give_loss(found, _stacked(losses, lhs.data.shape), of[0])
+        found.attr |= {BITS: True} if BITS in of[0].attr else {}
     return found
 
 

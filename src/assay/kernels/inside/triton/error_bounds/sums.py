@@ -22,8 +22,10 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     below,
     bound,
     epsilon,
+    held,
     hull,
     loss,
+    or_unknown,
     or_zero,
     total,
     wide,
@@ -271,7 +273,7 @@ def of_reduction(name: str, handle: Any, axis: int | None, made: Any) -> tuple[A
     if limits is None:
         return (np.zeros(_shape_without(values, axis)),)
     sums = limits.sum(axis, keepdims=True)
-    return (sums if name == "sum" else np.where(sums > 0, UNKNOWN, 0.0),)
+    return (held(made, sums.reshape(made.data.shape)) if name == "sum" else or_unknown(sums),)
 
 
 def of_orders(trees: Any, rows: Any) -> Any:

@@ -17,6 +17,9 @@ _ORDERS, _ELEMENTS = 8, 1 << 18
 """Orders of a GPU that are taken of large reductions, and elements in all orders up to which more are."""
 _SHARES = 2
 """Of lanes and warps along an axis that are taken of all that there could be."""
+_FEW = 1 << 12
+"""Elements up to which more orders are taken that no GPU need have."""
+_BACKWARDS = "backwards"
 _LANE_BITS = 5
 _WARP = 1 << _LANE_BITS
 """Lanes that a GPU combines in a tree before it goes on with other ones."""
@@ -24,10 +27,13 @@ _WARP = 1 << _LANE_BITS
 
 def reduced(combine: Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
     """Results in those orders in which a GPU is likely to combine, with neighbours first, with the bits of a place in
-    some other order, and all at random. Where elements are combined one by one, in two of these."""
+    some other order, and all at random; of few elements, also backwards. Where elements are combined one by
+    one, in two of these."""
     bits = parts[0].shape[-1].bit_length() - 1
     own = int(chance.integers(bits + 1))
-    some = [range(bits), _of_threads(bits, own, chance), chance.permutation(bits), None]
+    some: list[Any] = [range(bits), _of_threads(bits, own, chance), chance.permutation(bits), None]
+    if parts[0].size <= _FEW:
+        some += [_BACKWARDS, None, None, None]
     likely = _likely(bits, current().warps.bit_length() - 1, max(_ORDERS, _ELEMENTS // parts[0].size), chance)
     if combine.one_by_one:
         some, likely = [some[int(chance.integers(len(some)))]], likely[:1]
@@ -49,6 +55,8 @@ def as_many_as_in_blocks(ways: list[Any]) -> list[Any]:
 
 def _places(axes: Any, bits: int, chance: np.random.Generator) -> Any:
     """The elements in the order of the axes of a cube; at random for None."""
+    if axes is _BACKWARDS:
+        return np.arange(1 << bits)[::-1]
     cube = np.arange(1 << bits).reshape((2,) * bits)
     return chance.permutation(1 << bits) if axes is None else cube.transpose(tuple(axes)).ravel()
 

@@ -18,7 +18,17 @@ import triton.language as tl
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.arithmetic import MeaningError
-from assay.kernels.inside.triton.error_bounds.bounds import LARGEST, bound, give, loss, or_zero, total
+from assay.kernels.inside.triton.error_bounds.bounds import (
+    BITS,
+    LARGEST,
+    bound,
+    give,
+    loss,
+    loss_of_any,
+    or_unknown,
+    or_zero,
+    total,
+)
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.error_bounds.sums import finite_sizes, of_orders
 from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
@@ -114,11 +124,18 @@ def _as_numbers(trees: list[Parts], rows: Parts, place: int, dtype: Any) -> tupl
 def _limits(values: Sequence[Any], axis: int | None) -> Parts:
     """The error bounds of operands, the axis last; a product's with what its rounding has cost."""
     shapes = [part.handle.data.shape for part in values]
-    fuses = current().fuses
     return [
-        _axis_last(np.broadcast_to(or_zero(total(bound(part), loss(part) if fuses else None)), shape), axis)
+        _axis_last(np.broadcast_to(or_zero(_brought(part)), shape), axis)
         for part, shape in zip((each.handle for each in values), shapes, strict=True)
     ]
+
+
+def _brought(part: Any) -> Any:
+    if not current().fuses:
+        return bound(part)
+    if BITS in part.attr:  # which a function may take for the product again
+        return total(bound(part), or_unknown(loss_of_any(part)))
+    return total(bound(part), loss(part))
 
 
 def _refuse(name: str) -> None:
