@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from assay.kernels.inside.record.host.models import TELLING
@@ -72,7 +74,9 @@ class Own(torch.nn.Parameter): pass
 """
 MADE = "y = snake(x, self.frequency, torch.empty_like(x))\n"
 RETURNS = {
-    "a parameter": ("return torch.nn.Parameter(y)", "ok", ""),
+    "a parameter": ("return torch.nn.Parameter(y)", "wrong", "requires a gradient"),
+    "a parameter without a gradient": ("return torch.nn.Parameter(y, requires_grad=False)", "ok", ""),
+    "one that asks for a gradient": ("return y.requires_grad_()", "wrong", "requires a gradient"),
     "a tensor of its own class": ("return y.as_subclass(Mine)", "wrong", "forward returned a Mine"),
     "one whose class is set": ("y.__class__ = Mine\nreturn y", "wrong", "forward returned a Mine"),
     "a parameter of its own class": ("return Own(y)", "wrong", "forward returned a Own"),
@@ -117,6 +121,21 @@ def test_what_is_returned_is_of_pytorchs_own_classes(trials: Trials, what: str) 
     returned, end, said = RETURNS[what]
     outcome = trials.run(SNAKE, snaking(MADE + returned, head=DERIVED))
     assert outcome.end == end and said in outcome.message, outcome
+
+
+@pytest.mark.parametrize("wrong", [{"b": None, "a": None}, {"a": None}, [None, None], {"a": None, "b": [None]}])
+def test_dictionaries_are_compared_in_their_order(wrong: Any) -> None:
+    import torch
+
+    from assay.kernels.inside.record.host.returned import check_returned, tensors_in
+    from assay.kernels.inside.record.places import Places
+    from assay.kernels.inside.tensors import WrongOutputError
+
+    found = {"a": torch.empty(1), "b": torch.empty(2)}
+    assert [tensor.numel() for tensor in tensors_in({"b": found["b"], "a": found["a"]}, returned=True)] == [1, 2]
+    check_returned(found, [], {"structure": {"a": None, "b": None}}, Places(), [])
+    with pytest.raises(WrongOutputError, match=r"forward returned \{a: tensor, b: tensor\}"):
+        check_returned(found, [], {"structure": wrong}, Places(), [])
 
 
 def test_a_model_is_a_module(trials: Trials) -> None:

@@ -125,7 +125,7 @@ def install(shared_limit: int, capability: int) -> None:
         "synchronize": lambda device=None: streams.order.host_waits_for_all(),
         "empty_cache": lambda: None,
         "current_stream": lambda device=None: streams.order.current,
-        "default_stream": lambda device=None: streams.order.default,
+        "default_stream": lambda device=None: streams.default_stream(),
         "set_stream": streams.use,
         "stream": streams.using,
         "device": _nothing,

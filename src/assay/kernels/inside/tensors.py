@@ -52,11 +52,11 @@ def hidden_by_class(kind: type) -> str:
 
 def structure_of(value: Any) -> Json:
     """How the tensors of an output lie in it: None for a tensor or a number, a list for a list or a tuple, a dictionary
-    for itself. What is neither is left out."""
+    for itself, in its order. What is neither is left out."""
     if isinstance(value, list | tuple):
         return [structure_of(part) for part in value if _has_place(part)]
     if isinstance(value, dict):
-        return {str(name): structure_of(value[name]) for name in sorted(value, key=str) if _has_place(value[name])}
+        return {str(name): structure_of(part) for name, part in value.items() if _has_place(part)}
     return None
 
 

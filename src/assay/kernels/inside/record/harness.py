@@ -30,12 +30,12 @@ from assay.kernels.inside.record import launches, light, reads, streams
 from assay.kernels.inside.record.comparing import Call, compare, made_of, remade
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models
+from assay.kernels.inside.record.host.returned import check_returned, tensors_in
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.own_text import OwnTexts
-from assay.kernels.inside.record.places import HOST
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
-from assay.kernels.inside.tensors import WrongOutputError, hidden, is_plain, structure_of, structure_text
+from assay.kernels.inside.tensors import WrongOutputError, hidden
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.text.examined import Examined
 from assay.kernels.text.examining import examine
@@ -122,11 +122,11 @@ def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: W
     tape = Tape()
     try:
         program = record(source, header, tape)
+        text = json.dumps(program, separators=(",", ":"), allow_nan=False).encode()
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a candidate raises is data
         return told | {"fault": _fault(error, tape)}
-    text = json.dumps(program, separators=(",", ":"), allow_nan=False).encode()
     room = header["program_bytes"]
     if len(text) + 8 > room:
         long = NotRecordableError(f"the program has {len(text)} bytes, and {room - 8} are taken")
@@ -163,7 +163,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     with operators, pretended:
         with tape.phase("importing the module") as module:
             made = submission.load(source)
-        init_inputs = [tape.window(tensor) for tensor in _tensors(init_arguments)]
+        init_inputs = [tape.window(tensor) for tensor in tensors_in(init_arguments)]
         with tape.phase("constructing ModelNew") as init:
             operators.draws.begin()
             operators.draws.of_weights = True
@@ -288,7 +288,7 @@ def _count_change(tensors: Sequence[torch.Tensor]) -> None:
 
 def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -> Call:
     """One call of forward: windows of its inputs, steps, windows of its outputs."""
-    given = [(f"input {number}", tensor) for number, tensor in enumerate(_tensors(arguments))]
+    given = [(f"input {number}", tensor) for number, tensor in enumerate(tensors_in(arguments))]
     inputs = [tape.window(tensor) for _, tensor in given]
     held = caller.held()
     places = [*inputs, *(tape.window(tensor) for _, tensor in held)]
@@ -304,7 +304,7 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
     tape.follows_streams = tape.places.strict = True
     with tape.phase("forward") as steps, torch.no_grad():
         value = caller.model(*arguments)
-        returned = _tensors(value, returned=True)
+        returned = tensors_in(value, returned=True)
         outputs = [tape.window(tensor) for tensor in returned]
         _check_dtype()
     tape.follows_streams = tape.places.strict = False
@@ -324,17 +324,7 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
         tape.replaced = f"forward adds {more[0]:.80} to what is trained, or saved and loaded: do it in the constructor"
     if not tape.replaced and (gone := caller.gone()):
         tape.replaced = f"forward puts another tensor in the place of {gone}, which its caller still holds"
-    if "structure" in header and (structure := structure_of(value)) != header["structure"]:
-        found, wanted = structure_text(structure)[:MAX_DIFFERS], structure_text(header["structure"])[:MAX_DIFFERS]
-        raise WrongOutputError(f"forward returned {found}, the reference returns {wanted}")
-    if name := next(filter(None, map(hidden, returned)), ""):
-        raise WrongOutputError(f"forward returned a tensor with a {name:.80} of its own in the place of PyTorch's")
-    if away := [place for place, tensor in enumerate(returned) if tape.places.is_away(tensor)]:
-        where = "the host" if tape.places.device_of(returned[away[0]]) == HOST else "the device 'meta'"
-        raise WrongOutputError(
-            f"output {away[0]} is on {where}, where the inputs are on {DEVICE}: it was copied there, or made "
-            "without a device. Make it with device=x.device"
-        )
+    check_returned(value, returned, header, tape.places, [tensor for _, tensor in (*given, *held)])
     streams.order.end([*outputs, *changed])
     return inputs, steps, outputs
 
@@ -359,27 +349,6 @@ def _argument(entry: Json, memory: dict[int, torch.Tensor]) -> Any:
             memory[layout.storage] = torch.empty(layout.extent, dtype=dtype, device=META)
         return memory[layout.storage].as_strided(shape, layout.stride, layout.offset)
     return [_argument(part, memory) for part in entry] if isinstance(entry, list) else entry
-
-
-def _tensors(value: Any, returned: bool = False) -> list[torch.Tensor]:
-    """The tensors of an argument or of what forward returned, in the order in which they are compared.
-
-    Raises:
-        WrongOutputError: forward returned what cannot be compared.
-    """
-    kind = type(value)  # of a class of its own, whoever uses it would run its code
-    if is_plain(value):
-        return [value]
-    if kind is list or kind is tuple:
-        return [tensor for part in value for tensor in _tensors(part, returned)]
-    if kind is dict and all(type(name) is str for name in value):
-        return [tensor for name in sorted(value) for tensor in _tensors(value[name], returned)]
-    if returned:
-        raise WrongOutputError(
-            f"forward returned a {kind.__name__:.80}; torch.Tensor and torch.nn.Parameter are compared, and tuples, "
-            "lists and dictionaries (by strings) of them: return one of these classes, none that is derived from it"
-        )
-    return []
 
 
 def _fault(error: BaseException, tape: Tape) -> Json:

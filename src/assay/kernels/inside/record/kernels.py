@@ -8,6 +8,7 @@ import copy
 import math
 import textwrap
 from collections import deque
+from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,8 @@ from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.types import Json
 
+_BLOCKS = ("body", "orelse", "finalbody")
+"""Of a statement: the parts that are statements."""
 _PLAIN = (bool, int, float, str, type(None), torch.Tensor, torch.dtype)
 """What a launch may be given beside functions, dtypes and descriptors of Triton's, and tuples."""
 
@@ -194,7 +197,8 @@ def _name_of_dtype(found: tl.dtype) -> str:
 
 
 def names_in(source: str) -> list[str]:
-    """Names that a function's text reads, those of its decorators left out.
+    """Names that a function's text reads, without those of its decorators, and its own: Triton looks up a name of the
+    module's only where none of the function's hides it.
 
     Raises:
         NotRecordableError: the text is not a function's.
@@ -202,17 +206,51 @@ def names_in(source: str) -> list[str]:
     function = ast.parse(textwrap.dedent(source)).body[0]
     if not isinstance(function, ast.FunctionDef):
         raise NotRecordableError("a kernel is a function")
-    function.decorator_list = []
     found: dict[str, None] = {}
-    waiting: deque[ast.AST] = deque([function])
+    parameters = function.args
+    _note_names([parameters, function.returns], set(), found)
+    given = [*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs, parameters.vararg, parameters.kwarg]
+    _note_block(function.body, {each.arg for each in given if each is not None}, found)
+    return list(found)
+
+
+def _note_block(statements: Sequence[ast.stmt], own: set[str], found: dict[str, None]) -> set[str]:
+    """Note the names of statements that are not the function's own, and give back those that are after them."""
+    for statement in statements:
+        blocks = [block for block in map(vars(statement).get, _BLOCKS) if block]
+        inside = own
+        if blocks:
+            _note_names([part for name, part in vars(statement).items() if name not in _BLOCKS], own, found)
+            inside = own | (_stored(statement.target) if isinstance(statement, ast.For) else set())
+        ways = [_note_block(block, set(inside), found) for block in blocks]
+        if not blocks:
+            _note_names([statement], own, found)
+        if isinstance(statement, ast.AugAssign):  # which reads what it stores to
+            found |= dict.fromkeys(_stored(statement.target) - own)
+        elif isinstance(statement, ast.Assign):
+            own = own.union(*map(_stored, statement.targets))
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            own = own | _stored(statement.target)
+        elif isinstance(statement, ast.If) and len(ways) == 2:
+            own = ways[0] & ways[1]
+    return own
+
+
+def _stored(target: ast.expr) -> set[str]:
+    """The names that an assignment gives something."""
+    if isinstance(target, ast.Name):
+        return {target.id}
+    return set().union(*map(_stored, target.elts)) if isinstance(target, ast.Tuple | ast.List) else set()
+
+
+def _note_names(parts: Sequence[Any], own: Collection[str], found: dict[str, None]) -> None:
+    waiting = deque(parts)
     while waiting:  # `ast.walk` takes twice as long
         node = waiting.popleft()
         if isinstance(node, ast.Name):
-            found[node.id] = None
-            continue
-        for part in vars(node).values():
-            if isinstance(part, ast.AST):
-                waiting.append(part)
-            elif type(part) is list:
-                waiting.extend(child for child in part if isinstance(child, ast.AST))
-    return list(found)
+            if node.id not in own and not isinstance(node.ctx, ast.Store):
+                found[node.id] = None
+        elif isinstance(node, ast.AST):
+            waiting.extend(vars(node).values())
+        elif type(node) is list:
+            waiting.extend(node)

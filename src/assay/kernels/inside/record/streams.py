@@ -20,10 +20,7 @@ from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.program.form import DTYPES
 from assay.types import Json
 
-_Clock = dict[int, int]
-"""Number of a stream -> how many of its steps are over."""
-
-
+_Clock = dict[int, int]  # number of a stream -> how many of its steps are over
 _CHANCE = (
     "host code asks {0} of a GPU's work, which is chance there, and one program is recorded: leave it out, or wait "
     "with synchronize()"
@@ -36,8 +33,6 @@ _UNDERWAY = (
     "the host reads or writes memory that a copy with non_blocking=True has yet to come to or to leave: wait with "
     "torch.cuda.synchronize(), or leave non_blocking out"
 )
-
-
 _EARLY = (
     "{0} on a stream that has not waited for its caller's, on which inputs, weights or the memory that is used may "
     "still be written: call stream.wait_stream(torch.cuda.current_stream()) first"
@@ -63,14 +58,13 @@ class _Handle:
 class Stream(_Handle):
     """A stream that knows for which steps of others it waited."""
 
-    device = torch.device("cuda", 0)
-    device_index = 0
+    device, device_index = torch.device("cuda", 0), 0
     several = False
     """Whether there ever was one beside the caller's."""
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         gpu_named(device)
-        Stream.several = bool(_known)
+        Stream.several = len(_known) > 1
         _known[id(self)] = self
         self._priority = operator.index(priority)
         self.clock: _Clock = {}
@@ -94,7 +88,10 @@ class Stream(_Handle):
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Stream):
             return self is other
-        if self is not order.default and other is not order.default:
+        ours = [id(each) in order.known for each in (self, other)]
+        if all(ours):
+            return True
+        if not any(ours):
             raise NotRecordableError(
                 "two streams of one's own may be one: PyTorch has 32 and gives them out in turn. Compare with "
                 "torch.cuda.default_stream(), or remember which is which"
@@ -107,7 +104,7 @@ class Stream(_Handle):
     @property
     def cuda_stream(self) -> int:
         """Its handle, which is known of the default stream alone."""
-        if self is not order.default:
+        if id(self) not in order.known:
             raise NotRecordableError("the handle of a stream of one's own is another one in each run")
         return 0
 
@@ -172,7 +169,9 @@ class _Order:
     """The steps of one call of forward, each on its stream."""
 
     def __init__(self) -> None:
-        self.default = self.current = Stream()
+        self.default = self.current = Stream()  # the caller's
+        self.named = Stream()  # `default_stream`
+        self.known = {id(self.default), id(self.named)}
         self.begin(())
 
     def begin(self, unchanged: Collection[int]) -> None:
@@ -385,6 +384,12 @@ def use(stream: Any) -> None:
         order.current = _stream(stream)
 
 
+def default_stream() -> Stream:
+    """`torch.cuda.default_stream`, which need not be the caller's."""
+    Stream.several = True
+    return order.named
+
+
 def _stream(given: Any) -> Stream:
     """A stream that host code gives; the current one for None. Raises TypeError for anything else."""
     if given is not None and not isinstance(given, Stream):
@@ -393,4 +398,3 @@ def _stream(given: Any) -> Stream:
 
 
 order = _Order()
-"""Of the process."""

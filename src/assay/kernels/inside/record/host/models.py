@@ -21,16 +21,18 @@ Module = torch.nn.Module
 _FREE = frozenset(
     {
         *("__annotations__", "__dict__", "__doc__", "__module__", "__weakref__", "T_destination", "_version"),
-        *("call_super_init", "dump_patches", "__init__", "__call__", "__repr__", "__dir__", "extra_repr", "_get_name"),
+        *("call_super_init", "dump_patches", "__init__", "__repr__", "__dir__", "extra_repr", "_get_name"),
         *("forward", "train", "eval", "to", "_apply", "apply", "compile"),
     }
 )
-"""What a model may say itself: how it is called, moved and shown, which is recorded, or tells nobody of weights."""
+"""What a model may say itself: its forward, and how it is moved and shown, which is recorded, or tells nobody of
+weights."""
 TELLING = (
     *("__getattribute__", "__class__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"),
     *(name for name in vars(Module) if name not in _FREE),
 )
-"""Attributes of a model by which its caller comes to parameters and buffers, saves and loads them: all others."""
+"""Attributes of a model by which its caller calls it, comes to parameters and buffers, saves and loads them: all
+others."""
 _PARTS = ("_parameters", "_buffers", "_modules")
 HOOKS = (
     *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
@@ -68,8 +70,9 @@ def check(model: Any) -> None:
         changed = [own.keys(), *map(_changed, _bases_of(type(part)))]
         if name := next((name for name in TELLING for names in changed if name in names), ""):
             raise NotRecordableError(
-                f"{type(part).__name__:.80} has a {name} of its own, by which its caller reads or sets its weights: "
-                "leave that to torch.nn.Module, and give parameters the names that you want them to have"
+                f"{type(part).__name__:.80} has a {name} of its own, by which its caller calls it, or reads or sets "
+                "its weights: leave that to torch.nn.Module. Write forward, and give parameters the names that you "
+                "want them to have"
             )
         if name := next((name for name in CONTAINERS for names in changed[1:] if name in names), ""):
             raise NotRecordableError(
