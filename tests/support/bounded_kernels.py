@@ -155,6 +155,14 @@ NO_VALUE: dict[str, tuple[str]] = {
         f"{_NUMBER}{_WHOLE}tl.store(w, n - 1)\ntl.debug_barrier()\n"
         "found = tl.load(w.to(tl.pointer_type(tl.uint32))).to(tl.float32) + a",
     ),
+    "a byte with a sign read without": (
+        f"{_NUMBER}{_WHOLE}w = w.to(tl.pointer_type(tl.int8))\ntl.store(w, (n - 1).to(tl.int8))\n"
+        "tl.debug_barrier()\nfound = tl.load(w.to(tl.pointer_type(tl.uint8))).to(tl.float32) + a",
+    ),
+    "a number with a sign exchanged for one without": (
+        f"{_NUMBER}w = c_ptr.to(tl.pointer_type(tl.uint32))\ntl.atomic_cas(w, 0, n - 1)\ntl.debug_barrier()\n"
+        "found = tl.load(w).to(tl.float32) + a",
+    ),
     "the largest without a sign of numbers that have one": (
         f"{_NUMBER}{_WHOLE}tl.store(w, n - 1)\ntl.debug_barrier()\n"
         "tl.atomic_max(w.to(tl.pointer_type(tl.uint32)), 5)\ntl.debug_barrier()\nfound = tl.load(w) + a",

@@ -78,7 +78,10 @@ _OTHER_FORMATS = ("bf16", "fp8e4nv", "fp8e5")
 
 def _kind(handle: Any) -> Kind:
     """What kind of elements a pointer points to."""
-    element = handle.get_element_ty()
+    return _kind_of(handle.get_element_ty())
+
+
+def _kind_of(element: Any) -> Kind:
     if element.is_floating():
         return Kind(numpy_dtype(element).itemsize, element.name if element.name in _OTHER_FORMATS else "fraction")
     return Kind(numpy_dtype(element).itemsize, "unsigned" if numpy_dtype(element).kind == "u" else "whole")
@@ -229,7 +232,8 @@ def _of_other_lanes(found: Any, ptr: Any, active: Any, brought: Any) -> None:
 def cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any, **options: Any) -> Any:
     """`atomic_cas`."""
     certain(ptr)
-    noted, kind, shape = bounds(), _kind(ptr), ptr.data.shape
+    # Neither number is cast to what the pointer points to.
+    noted, kind, shape = bounds(), _kind_of(val.dtype.scalar), ptr.data.shape
     before = noted.load(ptr.data, None, kind)
     found = _plain.create_atomic_cas(self, ptr, cmp, val, *rest, **options)
     if before is not None:
