@@ -29,7 +29,7 @@ from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import launches, light, reads, streams
 from assay.kernels.inside.record.comparing import Call, compare, made_of, remade
 from assay.kernels.inside.record.devices import META, Pretended
-from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models
+from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models, process
 from assay.kernels.inside.record.host.returned import check_returned, tensors_in
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.own_text import OwnTexts
@@ -109,6 +109,7 @@ def preload() -> None:
         report = execute(_WARM_UP, header, lambda: None, lambda outputs, short=False: None)
         if "fault" in report:
             raise RuntimeError(f"a program of ours cannot be recorded: {report['fault']}")
+    models.hold()
     launches.hold()  # once Triton has all that it keeps from a first launch on
 
 
@@ -153,6 +154,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         Exception: whatever it raises itself.
     """
     reads.begin()
+    process.begin()
     capture = launches.Capture(tape)
     launches.begin(capture)
     # Twice on tensors of their own, and twice more on the same ones, which may hold other values by then. Before each
@@ -204,6 +206,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             capture.best = best
             others.append(_call(caller, again, tape, header))
     models.check(model)
+    process.check()
     tape.check_constants()
     sizes = tape.sizes()
     if (refused := reads.refused()) is not None:  # caught by host code, which then went on as it would not on a GPU

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import triton.compiler.code_generator  # noqa: F401 - Triton imports it when it first compiles
 
+from assay.kernels.inside.record.host import process
 from assay.kernels.inside.record.reads import NotRecordableError
 
 _ELSEWHERE = ("triton.experimental", "triton.backends.amd", "triton.language.extra.hip", "triton.testing")
@@ -122,6 +123,8 @@ class HostState:
     to look at each object would copy its page in every child."""
 
     def __init__(self) -> None:
+        process.hold()
+        process.begin()
         self._dicts: list[tuple[str, dict[Any, Any], dict[Any, Any], bool]] = []
         """Name, dict, what was in it, and whether it may get more."""
         self._lists: list[tuple[str, list[Any], list[Any]]] = []
@@ -256,6 +259,7 @@ class HostState:
         if not TELLS_CHANGES or _are_others(self._plain, plain) or _are_others(self._items, items):
             self._compare()
         if deep:
+            process.check(of_compiler=True)
             if _are_others(self._codes, self._were_codes):
                 place = np.flatnonzero(_memory[self._codes] != self._were_codes)[0]
                 raise _changed(f"the code of {self._functions[place // 3][0]}")

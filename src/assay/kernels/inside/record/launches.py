@@ -186,6 +186,11 @@ class Capture:
         if conflicts := kwargs.keys() & configuration.kwargs.keys():
             raise ValueError(f"{', '.join(sorted(conflicts))}: given by the launch and by a configuration")
         hook, everything = configuration.pre_hook, {**tuner.nargs, **kwargs, **chosen}
+        if vars(tuner).get("use_cuda_graph") and (hook is not None or tuner.user_defined_pre_hook):
+            raise NotRecordableError(
+                f"the autotuner of {tuner.base_fn.__name__} measures in a CUDA graph, and runs a hook there, in which "
+                "a wait or a copy is an error: leave use_cuda_graph or the pre_hook out"
+            )
         before = [] if hook is None else self._of_hook(lambda: hook(everything))
         count = len(self._variants)
         with self.tape.phase() as steps:

@@ -70,6 +70,8 @@ def check(found: Any) -> None:
     if later is None or held is not found:
         raise _other(found, f"is a {type(found).__name__} that no decorator of Triton's made")
     now = vars(found)
+    if now.get("_repr") is not None:
+        raise _other(found, "has a repr=, which runs where it is compiled")
     # What it holds was looked at before its first launch, and is compiled by then.
     stays = type(found) is JITFunction and host_state.TELLS_CHANGES
     if stays and _checked.get(id(found)) == host_state.version(now):

@@ -6,14 +6,13 @@ instead, its caller may be told of other parameters than those that its kernels 
 
 from __future__ import annotations
 
-import copy
-import copyreg
 from abc import ABCMeta
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 
+from assay.kernels.inside.record.host import copies
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.tensors import hidden, hidden_by_class
 
@@ -39,6 +38,9 @@ HOOKS = (
     *("_backward_hooks", "_backward_pre_hooks"),
 )
 """What is called while weights are saved, loaded or trained."""
+_CALLED = ("_forward_hooks", "_forward_pre_hooks")
+"""What is called with a model, and not with its `forward`."""
+_fresh = vars(Module())
 CONTAINERS = {
     name: type(vars(Module())[name]) for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 }
@@ -46,8 +48,6 @@ CONTAINERS = {
 _TRAINED = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that change its gradient."""
 _METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type)
-_COPIED_BY: tuple[dict[Any, Any], ...] = (copyreg.dispatch_table, vars(copy)["_deepcopy_dispatch"])
-"""Classes whose objects a function copies or saves."""
 _layers: dict[type, dict[str, Any]] = {}
 """PyTorch's modules and what they are made of, and what each says of `TELLING`, before a submission is imported."""
 _attributes_of = vars(Module)["__dict__"].__get__
@@ -58,6 +58,7 @@ def hold() -> None:
     """Take PyTorch's modules for what they have to be from now on."""
     for kind in _known(Module):
         _layers[kind] = {name: vars(kind).get(name) for name in TELLING}
+    copies.hold()
 
 
 def check(model: Any) -> None:
@@ -65,7 +66,7 @@ def check(model: Any) -> None:
     for part in _parts(model):
         if type(type(part)) not in (type, ABCMeta):
             raise NotRecordableError(f"{type(part).__name__:.80} has a metaclass of its own: leave that out")
-        _check_copies(type(part), f"{type(part).__name__:.80}")
+        copies.check_class(type(part), f"{type(part).__name__:.80}")
         own = _attributes_of(part)
         changed = [own.keys(), *map(_changed, _bases_of(type(part)))]
         if name := next((name for name in TELLING for names in changed if name in names), ""):
@@ -100,17 +101,17 @@ def check(model: Any) -> None:
         for name in ("_parameters", "_buffers"):
             for tensor in (own.get(name) or {}).values():
                 _check_tensor(tensor, f"in {name} of {type(part).__name__:.80}")
-        if name := next((name for name in HOOKS if own.get(name)), ""):
-            raise NotRecordableError(
-                f"{type(part).__name__:.80} has hooks for weights that are saved, loaded or trained ({name}): leave "
-                "them out"
-            )
+        for name in (*HOOKS, *(_CALLED if part is model else ())):
+            if type(own.get(name)) is not type(_fresh[name]) or len(own[name]) or _is_of_class(part, name):
+                raise NotRecordableError(
+                    f"{type(part).__name__:.80} has hooks for weights that are saved, loaded or trained, or of the "
+                    f"model's own call ({name}): leave them out, and leave {name} as torch.nn.Module makes it"
+                )
+        copies.check(part, {name: value for name, value in own.items() if name != "_modules"})
 
 
-def _check_copies(kind: type, what: str) -> None:
-    """Raises NotRecordableError for a class whose objects are copied or saved by a function of the submission's."""
-    if any(kind in registry for registry in _COPIED_BY):
-        raise NotRecordableError(f"{what} is copied or saved by a function of its own (copyreg): leave that out")
+def _is_of_class(part: Any, name: str) -> bool:
+    return any(name in vars(kind) for kind in _bases_of(type(part)))
 
 
 def _plain(tensor: Any, name: str) -> Any:
@@ -125,7 +126,7 @@ def _check_tensor(tensor: Any, where: str) -> None:
     kind = type(tensor)
     if torch.Tensor not in _bases_of(kind) or type(kind) not in _METACLASSES:
         raise NotRecordableError(f"a {kind.__name__:.80} {where} is no tensor of PyTorch's")
-    _check_copies(kind, f"a {kind.__name__:.80} {where}")
+    copies.check_class(kind, f"a {kind.__name__:.80} {where}")
     if torch._C.TensorBase.is_inference(tensor):
         raise NotRecordableError(
             f"a {kind.__name__:.80} {where} was made under torch.inference_mode(): no optimizer and no load_state_dict "

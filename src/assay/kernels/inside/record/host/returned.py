@@ -37,10 +37,11 @@ def check_returned(value: Any, returned: Sequence[torch.Tensor], header: Json, p
             "without a device. Make it with device=x.device"
         )
     new = [tensor for tensor in returned if not any(tensor is each for each in held)]
-    if any(tensor.requires_grad for tensor in new):
+    if any(tensor.requires_grad or tensor.grad is not None for tensor in new):
         raise WrongOutputError(
-            "forward, called under torch.no_grad(), returned a tensor that requires a gradient, which its caller can "
-            "neither make an array of nor change in place: leave requires_grad_() and enable_grad() out, or detach it"
+            "forward, called under torch.no_grad(), returned a tensor that requires a gradient, or has one, which "
+            "its caller can neither make an array of nor change in place: leave requires_grad_() and enable_grad() "
+            "out, or detach it"
         )
 
 
