@@ -24,6 +24,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     epsilon,
     held,
     hull,
+    least_of,
     loss,
     or_unknown,
     or_zero,
@@ -180,6 +181,7 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     whole = all((np.rint(wide(side)) == wide(side)).all() for side in (a, b, d))
     exact = (whole & (sums <= min(1.0 / last_bit, _WHOLE))) | (sums == 0)
     of_threads = a.data.dtype in (np.float32, np.float64) and input_precision == _IEEE
+    rounds_as_ieee = of_threads or a.data.dtype == np.float64
     terms = wide(a).shape[-1]
     roundings = (terms + 1) / 2.0 if of_threads else (terms // _AT_ONCE + 1) * (_AT_ONCE + 1)
     kept = np.broadcast_to(exact & (limits == 0), found.data.shape)
@@ -191,6 +193,9 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
     inexact = any(bound(side) is not None for side in (a, b, d))
     given = all(np.isfinite(wide(side)).all() for side in (a, b, d))
     limits = np.where(np.isfinite(wide(found)) | given, limits, UNKNOWN if inexact else 0.0)
+    if not rounds_as_ieee:  # nobody says which zero a tensor core makes of -0.0 and products that are -0.0
+        negative = (wide(found) == 0) & (wide(d) == 0) & np.signbit(wide(d))
+        limits = np.where(negative, np.maximum(limits, least_of(found.dtype)), limits)
     # Beyond the largest number, before or after what TF32 cuts off, orders differ; beside infinity, too.
     reach = sums if given else np.matmul(*(finite_sizes(wide(side)) for side in (a, b))) + finite_sizes(wide(d))
     return np.where(np.isfinite(reach) & (reach > LARGEST[found.dtype.scalar.name] * _BELOW), UNKNOWN, limits)

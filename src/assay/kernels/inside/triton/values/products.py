@@ -29,7 +29,7 @@ def install(builder: Any) -> None:
         if d.data.dtype == np.float16:
             return engine.TensorHandle(_summed_in_halves(a.data, b.data, d.data), tl.float16)
         found = dot(self, a, b, d, input_precision, *rest)
-        if input_precision == _IEEE and a.data.dtype in (np.float32, np.float64):
+        if a.data.dtype == np.float64 or (input_precision == _IEEE and a.data.dtype == np.float32):
             found.data = _signed(found.data, (a.data, b.data, d.data))
         if found.data.dtype == np.int32 and not d.data.any():
             found.attr[OF_EIGHT_BITS] = True
