@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from assay.kernels.inside.record import streams
+from assay.kernels.inside.pretend_cuda import UsingStream
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.streams import Event, Stream, order
 
@@ -68,7 +68,7 @@ def test_a_stream_must_wait_for_what_it_needs(way: str) -> None:
     wait, orders = WAITS[way]
     side = Stream()
     side.wait_stream(order.default)
-    with streams.using(side):
+    with UsingStream(side):
         launch(window(0), window(1))
     wait(side)
     if orders:

@@ -54,6 +54,27 @@ class OnCpu(TorchFunctionMode):
         return func(*(_cpu(argument) for argument in args), **given)
 
 
+class UsingStream:
+    """`torch.cuda.stream`, which may be entered again."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            streams.stream_or_current(self.stream).__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__()
+
+
+def use_stream(stream: Any) -> None:
+    """`torch.cuda.set_stream`."""
+    if stream is not None:
+        streams.order.current = streams.stream_or_current(stream)
+
+
 def _cpu(value: Any) -> Any:
     """The CPU where a value names a CUDA device, and the value itself otherwise."""
     if isinstance(value, torch.device):
@@ -126,8 +147,8 @@ def install(shared_limit: int, capability: int) -> None:
         "empty_cache": lambda: None,
         "current_stream": lambda device=None: streams.order.current,
         "default_stream": lambda device=None: streams.default_stream(),
-        "set_stream": streams.use,
-        "stream": streams.using,
+        "set_stream": use_stream,
+        "stream": UsingStream,
         "device": _nothing,
         "device_of": _nothing,
         "Stream": streams.Stream,

@@ -62,7 +62,7 @@ class Pretended(OnCpu):
             torch.Tensor.type: self._type,
             torch.Tensor.type_as: lambda tensor, other: self._moved(torch.Tensor.to, (tensor, other), {}),
             torch.Tensor.pin_memory: self._pinned,
-            torch.Tensor.is_pinned: lambda tensor, device=None: places.is_pinned(tensor),
+            torch.Tensor.is_pinned: lambda tensor, device=None: _is_pinned(places, tensor, device),
             torch.Tensor.copy_: self._copied,
             torch.Tensor.new_tensor: self._new_tensor,
             torch.Tensor.new: self._new,
@@ -88,7 +88,11 @@ class Pretended(OnCpu):
         pinned = given.pop("pin_memory", None)
         if func is torch.Tensor.to:
             return self._moved(func, args, given)
-        given.pop("non_blocking", None)
+        if given.pop("non_blocking", None):
+            raise NotRecordableError(
+                f"{getattr(func, '__name__', func)!s:.80} with non_blocking=True: call Tensor.copy_, Tensor.to or "
+                "Tensor.cuda, of which that is recorded, or leave it out"
+            )
         asked = given.pop("device", None)
         if asked is None and func in _device_constructors():
             asked = _device.CURRENT_DEVICE  # as torch.set_default_device has it, which comes after this
@@ -149,6 +153,8 @@ class Pretended(OnCpu):
     ) -> torch.Tensor:
         """`Tensor.cuda`."""
         _check_format(memory_format)
+        if device is not None and type(device) is not int and torch.device(device).type != "cuda":
+            raise RuntimeError(f"Invalid device, must be cuda device, not {device}")
         return self._at(tensor, tensor, 0 if device is None else device, non_blocking)
 
     def _to_host(self, tensor: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
@@ -157,7 +163,7 @@ class Pretended(OnCpu):
         return self._at(tensor, tensor, "cpu")
 
     def _new_tensor(
-        self, tensor: torch.Tensor, data: Any, dtype: Any = None, device: Any = None, **named: Any
+        self, tensor: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, **named: Any
     ) -> torch.Tensor:
         """`Tensor.new_tensor`: as `torch.tensor`, of the tensor's dtype and where it is."""
         place = self._places.device_of(tensor) if device is None else device
@@ -211,6 +217,7 @@ class Pretended(OnCpu):
         return f"torch.{'' if self._places.is_away(tensor) else 'cuda.'}{said.rpartition('.')[2]}"
 
     def _pinned(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        streams.gpu_named(device)
         return tensor if self._places.is_pinned(tensor) else self._pin(tensor, tensor.clone)
 
     def _pin(self, tensor: torch.Tensor, copied: Callable[[], torch.Tensor] | None = None) -> torch.Tensor:
@@ -325,6 +332,11 @@ _TO: tuple[tuple[type, tuple[str, ...]], ...] = (
 _TAKING_FUNCTIONS = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
 _VIEWS = frozenset({"view", "view_as", "as_strided", "expand", "expand_as", "unflatten"})
 """Whether they can be made follows from strides."""
+
+
+def _is_pinned(places: Any, tensor: torch.Tensor, device: Any) -> bool:
+    streams.gpu_named(device)
+    return bool(places.is_pinned(tensor))
 
 
 def _check_format(memory_format: Any) -> None:

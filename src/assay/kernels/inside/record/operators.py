@@ -19,7 +19,7 @@ from assay.kernels.inside.record.host.draws import Draws
 from assay.kernels.inside.record.reads import RAISED, NotRecordableError, raised
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.operators import kind_of, normal_name
-from assay.kernels.program.operations import RANDOM
+from assay.kernels.program.operations import COPIES, RANDOM
 
 _READ = frozenset(
     {
@@ -100,7 +100,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         places = self._tape.places
         tensors = custom.tensors_of((*args, *named.values()))
         if (body := custom.body_of(func.name(), bool(tensors) and all(map(places.is_on_host, tensors)))) is not None:
-            return self._run(body, args, named)
+            return self._run(body, list(map(_asked_for, args)), {k: _asked_for(v) for k, v in named.items()})
         if library != "aten" and schema.name in OPDEFS:
             return self._run(_body_of(schema.name), args, named)
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
@@ -143,6 +143,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, func: Any, schema: Any, library: str, base: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
         if named.get("generator") is not None:
             raise NotRecordableError(f"{base} with a generator of its own: only the default one has the graded seed")
+        if _by_name(schema, args, named).get("non_blocking"):
+            raise NotRecordableError(
+                f"{base} with non_blocking=True, for which nobody waits: call Tensor.copy_, Tensor.to or Tensor.cuda, "
+                "of which that is recorded, or leave it out"
+            )
         args = [self._taken(argument) for argument in args]
         named = {name: self._taken(value) for name, value in named.items()}
         if normal_name(base) in _OTHER_MEMORY:
@@ -183,7 +188,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         gpu_operands.check_dtypes(normal_name(base), [*given, *outs])
         numbers = gpu_operands.numbers_of_the_host(normal_name(base), _by_name(schema, args, named))
         self._tape.places.note(normal_name(base), asked, makes, given, outs, numbers)
-        self._follow(func, given, outs)
+        self._follow(func, given, outs, copies=normal_name(base) in COPIES)
         if normal_name(base) in RANDOM:
             if named.get("memory_format") not in (None, torch.preserve_format):
                 raise NotRecordableError(f"{base} with a memory_format, in whose order it draws: draw without one")
@@ -206,8 +211,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "reference draws its weights: draw without a device, model.to('cuda') moves what is drawn"
             )
 
-    def _follow(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
-        """Take note of memory that is made, and of what the host itself does."""
+    def _follow(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, copies: bool) -> None:
+        """Take note of memory that is made, and of what the host itself does. `copies`: it may be between devices."""
         places = self._tape.places
         known = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
         made = [out.untyped_storage() for out in outs if out.layout is torch.strided]
@@ -225,8 +230,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for storage in made:
             if storage._cdata not in known:
                 streams.order.made(storage)
-        if given and all(map(places.is_on_host, (*given, *outs))):
-            for tensor in (*given, *outs):
+        here = [tensor for tensor in (*given, *outs) if places.is_on_host(tensor)]
+        if given and (len(here) == len(given) + len(outs) or not copies):  # of others the host reads a number
+            for tensor in here:
                 streams.order.on_host(tensor.untyped_storage()._cdata)
 
     def _taken(self, value: Any) -> Any:
@@ -304,6 +310,11 @@ def _without_places(schema: Any, args: Sequence[Any]) -> list[Any]:
     while kept and schema.arguments[len(kept) - 1].name in _DROPPED:
         kept.pop()
     return kept
+
+
+def _asked_for(value: Any) -> Any:
+    """The GPU, where the device without memory stands for it."""
+    return DEVICE if isinstance(value, torch.device) and value == META else value
 
 
 def _by_name(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ other or for an event of it. Where such steps come to the same bytes, the record
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 import weakref
@@ -67,6 +66,8 @@ class Stream(_Handle):
         Stream.several = len(_known) > 1
         _known[id(self)] = self
         self._priority = operator.index(priority)
+        if self._priority > 0:
+            raise RuntimeError(f"Expected cuda stream priority to be less than or equal to 0, got {priority}")
         self.clock: _Clock = {}
         self._before: list[Stream] = []
 
@@ -146,11 +147,11 @@ class Event(_Handle):
 
     def record(self, stream: Any = None) -> None:
         """It comes after what is on a stream so far."""
-        self.clock = order.clock_of(_stream(stream))
+        self.clock = order.clock_of(stream_or_current(stream))
 
     def wait(self, stream: Any = None) -> None:
         """What follows on a stream comes after it."""
-        _merge(_stream(stream).clock, self.clock)
+        _merge(stream_or_current(stream).clock, self.clock)
 
     def query(self) -> bool:
         """Whether it has happened: by chance, on a GPU."""
@@ -371,26 +372,13 @@ def _bytes(window: Json) -> tuple[int, int]:
     return offset * DTYPES[dtype], (offset + last + 1) * DTYPES[dtype] if math.prod(size) else 0
 
 
-@contextlib.contextmanager
-def using(stream: Any) -> Iterator[None]:
-    """`torch.cuda.stream`."""
-    with contextlib.nullcontext() if stream is None else _stream(stream):
-        yield
-
-
-def use(stream: Any) -> None:
-    """`torch.cuda.set_stream`."""
-    if stream is not None:
-        order.current = _stream(stream)
-
-
 def default_stream() -> Stream:
     """`torch.cuda.default_stream`, which need not be the caller's."""
     Stream.several = True
     return order.named
 
 
-def _stream(given: Any) -> Stream:
+def stream_or_current(given: Any) -> Stream:
     """A stream that host code gives; the current one for None. Raises TypeError for anything else."""
     if given is not None and not isinstance(given, Stream):
         raise TypeError(f"a {type(given).__name__:.80} where a stream belongs")

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from assay.kernels.inside.pretend_cuda import UsingStream, use_stream
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.host import draws
 from assay.kernels.inside.record.places import HOST, device_named
@@ -253,7 +254,20 @@ class _Properties:
 
 
 def _device_of(obj: torch.Tensor) -> _OnDevice:
-    return _OnDevice(None)
+    return _OnDevice(None if obj.is_cuda else -1)
+
+
+def _set_device(device: Any) -> None:
+    if device is None or (isinstance(device, str | torch.device) and torch.device(device).index is None):
+        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got: {device}")
+    gpu_named(device)
+
+
+def _use_stream(stream: Any) -> None:
+    """`torch.accelerator.set_stream`, which takes streams alone."""
+    if stream is None:
+        raise TypeError("set_stream(): argument 'stream' must be a Stream, not NoneType")
+    use_stream(stream)
 
 
 def _asked(answer: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -268,6 +282,8 @@ def _asked(answer: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    if not isinstance(stream, streams.Stream) or not tensor.is_cuda:
+        raise RuntimeError(f"record_stream of a tensor on {tensor.device} by a {type(stream).__name__:.80}")
     with torch._C.DisableTorchFunction():
         streams.order.recorded(tensor.untyped_storage()._cdata, stream)
 
@@ -298,11 +314,13 @@ class _Untold:
 
 
 def _seeded(seed: int) -> None:
-    int(seed)
+    if not -(2**63) <= int(seed) < 2**64:
+        raise RuntimeError("Overflow when unpacking long long")
     draws.move_on()
 
 
 def _pushed(msg: str) -> _Untold:
+    _marked(msg)
     return _Untold()
 
 
@@ -311,7 +329,8 @@ def _popped() -> _Untold:
 
 
 def _marked(msg: str) -> None:
-    return None
+    if not isinstance(msg, str):
+        raise TypeError(f"a mark is a str, not a {type(msg).__name__:.80}")
 
 
 @contextlib.contextmanager
@@ -331,8 +350,8 @@ def _pretended() -> dict[ModuleType, dict[str, Any]]:
     return {
         torch.cuda: {
             **asked,
-            **{"device": _OnDevice, "device_of": _device_of, "set_device": lambda device: gpu_named(device) and None},
-            **{"stream": streams.using, "StreamContext": streams.using, "set_stream": streams.use},
+            **{"device": _OnDevice, "device_of": _device_of, "set_device": _set_device},
+            **{"stream": UsingStream, "StreamContext": UsingStream, "set_stream": use_stream},
             "get_device_properties": _asked(lambda: properties, "get_device_properties"),
             **{name: _asked(getattr(torch.cuda, name), name) for name in _TOLD},
             **{"is_current_stream_capturing": lambda: False},
@@ -347,6 +366,6 @@ def _pretended() -> dict[ModuleType, dict[str, Any]]:
             **{"is_available": lambda: True, "device_count": lambda: 1, "current_device_index": lambda: 0},
             "current_accelerator": lambda check_available=False: torch.device("cuda"),
             "current_stream": asked["current_stream"],
-            **{"synchronize": asked["synchronize"], "set_stream": streams.use},
+            **{"synchronize": asked["synchronize"], "set_stream": _use_stream},
         },
     }
