@@ -54,6 +54,12 @@ class OnCpu(TorchFunctionMode):
         return func(*(_cpu(argument) for argument in args), **given)
 
 
+def default_stream() -> streams.Stream:
+    """`torch.cuda.default_stream`, which need not be the caller's."""
+    streams.Stream.several = True
+    return streams.order.named
+
+
 class UsingStream:
     """`torch.cuda.stream`, which may be entered again."""
 
@@ -146,7 +152,7 @@ def install(shared_limit: int, capability: int) -> None:
         "synchronize": lambda device=None: streams.order.host_waits_for_all(),
         "empty_cache": lambda: None,
         "current_stream": lambda device=None: streams.order.current,
-        "default_stream": lambda device=None: streams.default_stream(),
+        "default_stream": lambda device=None: default_stream(),
         "set_stream": use_stream,
         "stream": UsingStream,
         "device": _nothing,

@@ -183,12 +183,16 @@ class Pretended(OnCpu):
         with torch._C.DisableTorchFunction():
             held = tensor.untyped_storage()
             fills = tensor.numel() * tensor.element_size() == held.nbytes() and tensor.storage_offset() == 0
+            fills &= _is_dense(tensor) and not vars(tensor) and tensor.grad is None
             place = ("memory", held._cdata)
         if not fills or place in memo:
             raise NotRecordableError(
-                "copy.deepcopy of a view, or of two tensors in one memory, which it copies as a whole: clone() each"
+                "copy.deepcopy of a view, of two tensors in one memory, or of one with attributes or a gradient, which "
+                "it copies as a whole: clone() each"
             )
-        made = tensor.clone().requires_grad_(tensor.requires_grad)
+        with torch.no_grad():
+            made = tensor.clone()
+        made.requires_grad_(tensor.requires_grad)
         memo[id(tensor)], memo[place] = made, made
         return made
 
@@ -228,6 +232,8 @@ class Pretended(OnCpu):
         """
         if (device := self._places.device_of(tensor)) != HOST:
             raise RuntimeError(f"cannot pin a tensor on {device}: only those on the host can be")
+        if copied is not None and not _is_dense(tensor):
+            raise NotRecordableError("pin_memory of a tensor with gaps, which a copy keeps: call contiguous() first")
         made = tensor if copied is None else copied()
         self._places.put(made, HOST)
         self._places.pin(made)
@@ -337,6 +343,11 @@ _VIEWS = frozenset({"view", "view_as", "as_strided", "expand", "expand_as", "unf
 def _is_pinned(places: Any, tensor: torch.Tensor, device: Any) -> bool:
     streams.gpu_named(device)
     return bool(places.is_pinned(tensor))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a copy lies as the tensor does: no element at two places, and none between them."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def _check_format(memory_format: Any) -> None:

@@ -207,6 +207,11 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             others.append(_call(caller, again, tape, header))
     models.check(model)
     process.check()
+    if tape.outside:
+        raise NotRecordableError(
+            f"{tape.outside[0].get('op', 'a launch')} of line {tape.outside[0].get('line', 0)} is made between two "
+            "calls of forward, as by a finalizer of what it returned: do all work in forward"
+        )
     tape.check_constants()
     sizes = tape.sizes()
     if (refused := reads.refused()) is not None:  # caught by host code, which then went on as it would not on a GPU

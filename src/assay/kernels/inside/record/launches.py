@@ -133,6 +133,7 @@ class Capture:
         try:
             for configuration in configurations:
                 self._configure(tuner, args, kwargs, configuration)
+            tuner.nargs = None  # as Triton leaves it
             variants = self._variants
         finally:
             self._variants = outer

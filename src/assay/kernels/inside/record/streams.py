@@ -36,6 +36,10 @@ _EARLY = (
     "{0} on a stream that has not waited for its caller's, on which inputs, weights or the memory that is used may "
     "still be written: call stream.wait_stream(torch.cuda.current_stream()) first"
 )
+_LASTING = (
+    "a stream of forward's own works on memory that is there in the next call, which may begin before that is done: "
+    "call torch.cuda.current_stream().wait_stream(stream) before forward returns"
+)
 _known: weakref.WeakValueDictionary[int, Stream | Event] = weakref.WeakValueDictionary()
 """All streams and events that there are, by id: a stream's hash tells of its handle."""
 
@@ -172,15 +176,19 @@ class _Order:
     def __init__(self) -> None:
         self.default = self.current = Stream()  # the caller's
         self.named = Stream()  # `default_stream`
+        self._pending: dict[int, int] = {}  # memory of the host -> stream of a copy that an earlier call left
+        self._copies: dict[int, tuple[int, int]] = {}
+        self._host: _Clock = {}
         self.known = {id(self.default), id(self.named)}
         self.begin(())
 
     def begin(self, unchanged: Collection[int]) -> None:
         """A call begins; all that was before is over. `unchanged`: storages that a call only reads."""
+        self._pending |= {at: me for at, (me, count) in self._copies.items() if count > self._host.get(me, 0)}
         for found in _known.values():  # what was waited for in an earlier call says nothing of this one
             found.clock = {}
         self.current, self._unchanged = self.default, frozenset(unchanged)
-        self._host: _Clock = {}
+        self._host = {}
         self._counts: _Clock = {id(self.default): 1}  # the caller's own work before
         self._streams: dict[int, Stream] = {}
         """Held, so that none comes back as another one."""
@@ -200,8 +208,9 @@ class _Order:
         """The same of the stream of each, as it was when the memory was made, which may be that of such a tensor."""
         self._safe: set[tuple[int, int]] = set()
         """Memory and stream, where the one waits for the other before it is given away again."""
-        self._copies: dict[int, tuple[int, int]] = {}
+        self._copies = {}
         """Memory of the host -> stream and number of the copy that the host did not wait for."""
+        self._lasting: list[tuple[int, int]] = []  # steps of other streams on memory that is there in later calls
 
     def clock_of(self, stream: Stream) -> _Clock:
         """What is over once all on a stream is."""
@@ -211,10 +220,12 @@ class _Order:
     def host_waits(self, clock: _Clock) -> None:
         """What follows, on whatever stream, comes later."""
         _merge(self._host, clock)
+        self._pending = {place: me for place, me in self._pending.items() if me not in clock}
 
     def host_waits_for_all(self) -> None:
         """`torch.cuda.synchronize`."""
         self.host_waits(self._counts)
+        self._pending = {}
 
     def made(self, storage: torch.UntypedStorage) -> None:
         """Memory is made on the current stream. Raises what `add` does where it may be that of one that is gone."""
@@ -224,6 +235,7 @@ class _Order:
             self._alive.discard(place)
             owner = id(self._made[place][1])
             self._debts[owner] = max(self._debts.get(owner, 0), self._uses.get(place, {}).get(owner, 0))
+        self._pending.pop(storage._cdata, None)
         self._owed[storage._cdata] = self._debts.get(id(self.current), 0)
         self._made[storage._cdata] = storage, self.current
         self._alive.add(storage._cdata)
@@ -250,7 +262,7 @@ class _Order:
     def on_host(self, place: int) -> None:
         """The host itself comes to memory. Raises what `add` does, where a copy may still do so too."""
         stream, count = self._copies.get(place, (0, 0))
-        if count > self._host.get(stream, 0):
+        if count > self._host.get(stream, 0) or place in self._pending:
             self._fault = self._fault or NotRecordableError(_UNDERWAY)
             raise self._fault
 
@@ -276,6 +288,8 @@ class _Order:
         self._steps.append((me, self._counts[me], step))
         for (storage, *_), _ in _windows(step) if held else ():
             self._use(held[storage]._cdata, me, stream.clock)
+            if stream is not self.default and storage not in self._unchanged and held[storage]._cdata not in self._made:
+                self._lasting.append((me, self._counts[me]))
 
     def _use(self, place: int, me: int, clock: _Clock) -> None:
         """A step of a stream comes to memory."""
@@ -295,6 +309,10 @@ class _Order:
             raise NotRecordableError("forward leaves another stream current than its caller's: use torch.cuda.stream()")
         self._check_gone("after forward its caller makes")
         self.add({"args": [{"window": window} for window in outputs], "outs": [], "line": 0})
+        known = {**self.current.clock}
+        _merge(known, self._host)
+        if any(number > known.get(me, 0) for me, number in self._lasting):
+            raise NotRecordableError(_LASTING)
 
     def _look(self, me: int, clock: _Clock, step: Json) -> None:
         for stream, number, other in self._steps:
@@ -370,12 +388,6 @@ def _bytes(window: Json) -> tuple[int, int]:
     _, dtype, size, stride, offset = window
     last = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     return offset * DTYPES[dtype], (offset + last + 1) * DTYPES[dtype] if math.prod(size) else 0
-
-
-def default_stream() -> Stream:
-    """`torch.cuda.default_stream`, which need not be the caller's."""
-    Stream.several = True
-    return order.named
 
 
 def stream_or_current(given: Any) -> Stream:

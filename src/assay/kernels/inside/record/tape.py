@@ -62,6 +62,8 @@ class Tape:
         self._left: dict[int, tuple[int, Json]] = {}
         """What moves have left behind and nothing has used since: its number -> that of what moved, and the step that
         copies it back, empty as yet."""
+        self.outside = self.steps
+        """Steps of no phase, such as those of finalizers between two calls."""
         self._literal_bytes = 0
         self._allocators: dict[int, tuple[Any, bool]] = {}
         """What Triton was told to ask for memory, and whether it gives some, by id: it need not have a hash."""

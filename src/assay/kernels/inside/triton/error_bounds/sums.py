@@ -198,7 +198,17 @@ def matrices(found: Any, a: Any, b: Any, d: Any, input_precision: Any) -> Any:
         limits = np.where(negative, np.maximum(limits, least_of(found.dtype)), limits)
     # Beyond the largest number, before or after what TF32 cuts off, orders differ; beside infinity, too.
     reach = sums if given else np.matmul(*(finite_sizes(wide(side)) for side in (a, b))) + finite_sizes(wide(d))
-    return np.where(np.isfinite(reach) & (reach > LARGEST[found.dtype.scalar.name] * _BELOW), UNKNOWN, limits)
+    limits = np.where(np.isfinite(reach) & (reach > LARGEST[found.dtype.scalar.name] * _BELOW), UNKNOWN, limits)
+    if a.data.dtype != np.float32 or input_precision not in (_TF32, _TF32X3):
+        return limits
+    cut = [_may_be_cut_to_infinity(side.data) for side in (a, b)]
+    return np.where(cut[0].any(-1, keepdims=True) | cut[1].any(-2, keepdims=True), UNKNOWN, limits)
+
+
+def _may_be_cut_to_infinity(values: Any) -> Any:
+    """NaN of which TF32 has no bit that makes it one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return np.isnan(values) & (bits & np.uint32(0x007FE000) == 0)
 
 
 def _brought(a: Any, b: Any) -> Any:
