@@ -109,7 +109,7 @@ def preload() -> None:
         report = execute(_WARM_UP, header, lambda: None, lambda outputs, short=False: None)
         if "fault" in report:
             raise RuntimeError(f"a program of ours cannot be recorded: {report['fault']}")
-    models.hold()
+    models.hold()  # again, with the classes that a first launch imports
     launches.hold()  # once Triton has all that it keeps from a first launch on
 
 

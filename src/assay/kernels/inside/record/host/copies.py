@@ -1,4 +1,5 @@
-"""Objects that a model keeps: `copy.deepcopy` and `torch.save` of the model run what their classes say of copies."""
+"""Objects that a model keeps: `copy.deepcopy` and `torch.save` of the model run methods of theirs, which must be
+none of the submission's."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _copied: list[dict[Any, Any]] = [{} for _ in _COPIED_BY]
 _known: set[int] = set()
 """Classes that were there before a submission was imported."""
 _methods: set[int] = set()
-"""What these say of copies."""
+"""Their methods by these names."""
 
 
 def hold() -> None:

@@ -263,7 +263,7 @@ def _set_device(device: Any) -> None:
     gpu_named(device)
 
 
-def _use_stream(stream: Any) -> None:
+def _set_accelerators_stream(stream: Any) -> None:
     """`torch.accelerator.set_stream`, which takes streams alone."""
     if stream is None:
         raise TypeError("set_stream(): argument 'stream' must be a Stream, not NoneType")
@@ -366,6 +366,6 @@ def _pretended() -> dict[ModuleType, dict[str, Any]]:
             **{"is_available": lambda: True, "device_count": lambda: 1, "current_device_index": lambda: 0},
             "current_accelerator": lambda check_available=False: torch.device("cuda"),
             "current_stream": asked["current_stream"],
-            **{"synchronize": asked["synchronize"], "set_stream": _use_stream},
+            **{"synchronize": asked["synchronize"], "set_stream": _set_accelerators_stream},
         },
     }

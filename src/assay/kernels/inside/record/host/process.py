@@ -1,4 +1,4 @@
-"""What the compiler, and other models in a process, go by: it stays as it was before a submission was imported."""
+"""State of the process on which the compiler and other models depend: a submission must leave it as it was."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from assay.kernels.inside.record.reads import NotRecordableError
 _UNSET = object()
 _ALLOCATORS = ("triton.runtime._allocation",)
 """Modules whose context variables are looked at elsewhere: an allocator may be the submission's own."""
-_variables: list[tuple[str, ContextVar[Any]]] = []
+_variables: list[ContextVar[Any]] = []
+"""Triton's, but for these."""
 _before: dict[str, Any] = {}
+"""What it is called -> what it was before a submission was imported."""
 
 
 def hold() -> None:
@@ -26,12 +28,11 @@ def hold() -> None:
     _variables.clear()
     for home, module in list(sys.modules.items()):
         if home.partition(".")[0] == "triton" and home not in _ALLOCATORS:
-            found = [(f"{home}.{name}", value) for name, value in vars(module).items() if type(value) is ContextVar]
-            _variables.extend(found)
+            _variables.extend(value for value in vars(module).values() if type(value) is ContextVar)
 
 
 def begin() -> None:
-    """All is as it has to be."""
+    """Take note of everything, before a submission is imported."""
     tempfile.gettempdir()  # sets what is asked for below
     _before.clear()
     _before.update({what: ask() for what, ask in _ASKED.items()})
@@ -42,13 +43,13 @@ def check(*, of_compiler: bool = False) -> None:
     for what, ask in _ASKED.items():
         if (not of_compiler or what in _OF_COMPILER) and ask() != _before.get(what):
             raise NotRecordableError(
-                f"host code changes {what}, by which the compiler or other models in its caller's process go: a GPU "
-                "may do something else than was recorded. Leave that out"
+                f"host code changes {what}, on which the compiler, or other models in the process, depend: a GPU may "
+                "do something else than was recorded. Leave that out"
             )
 
 
 def _of_context() -> list[int]:
-    return [id(variable.get(_UNSET)) for _, variable in _variables]
+    return [id(variable.get(_UNSET)) for variable in _variables]
 
 
 def _limits() -> list[Any]:
@@ -62,14 +63,9 @@ def _umask() -> int:
     return found
 
 
-def _hooks() -> list[tuple[str, list[int]]]:
-    space = vars(sys.modules["torch.nn.modules.module"])
-    found = {name: value for name, value in space.items() if name.startswith("_global_")}
-    return [(name, [*map(id, value.values())] if type(value) is dict else [id(value)]) for name, value in _each(found)]
-
-
-def _each(found: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, dict(value) if isinstance(value, dict) else value) for name, value in sorted(found.items())]
+def _hooks() -> dict[str, Any]:
+    found = {name: value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_")}
+    return {name: [*map(id, value.values())] if isinstance(value, dict) else id(value) for name, value in found.items()}
 
 
 _OF_COMPILER: dict[str, Callable[[], Any]] = {

@@ -141,11 +141,12 @@ def keep_loss(found: Any, operand: Any) -> None:
     """A compiler may drop a step that changes no bit, and fuse the product before it. Of steps on its bits it may drop
     several that together change none: all numbers that are made of them keep the loss."""
     lost, data, before = loss_of_any(operand), found.data, operand.data
-    if lost is not None and BITS in operand.attr and not found.dtype.scalar.is_floating():
+    if lost is None or data.shape != before.shape:
+        return
+    if BITS in operand.attr and not found.dtype.scalar.is_floating():
         found.attr[BITS] = True
-        if data.shape == before.shape:
-            _keep(found, operand, lost, np.ones(data.shape, bool))
-    elif lost is not None and data.shape == before.shape and data.dtype == before.dtype:
+        _keep(found, operand, lost, np.ones(data.shape, bool))
+    elif data.dtype == before.dtype:
         _keep(found, operand, lost, np.abs(data) == np.abs(before) if data.dtype.kind == "f" else data == before)
 
 
