@@ -158,7 +158,7 @@ self.register_buffer("other", torch.rand(features))
 REFUSED = {
     "an allocator that does more": (RIGHT, CLEARED, "", "triton.set_allocator makes zero"),
     "an allocator's memory as a tensor": (
-        "y = snake(x, self.frequency, torch.empty_like(x))\ny[0].copy_(kept[-1][: x.shape[1]])\nreturn y",
+        "y = snake(x, self.frequency, torch.empty_like(x))\nif kept:\n    y[0].copy_(kept[-1][: x.shape[1]])\nreturn y",
         KEEPING,
         "",
         "triton.set_allocator has returned",

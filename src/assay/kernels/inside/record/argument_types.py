@@ -1,10 +1,11 @@
-"""What Triton's launcher takes for the types of a kernel's parameters, and what the text says of them."""
+"""What Triton's launcher takes: arguments by the types of parameters and what the text says of them, options, grids."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import numbers
+import operator
 import struct
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ from assay.kernels.inside.record.host.addresses import Address
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.tensors import hidden, hidden_by_class
 from assay.kernels.language.vocabulary import names_constexpr, type_named
+from assay.kernels.program.limits import option_fault
+from assay.types import Json
 
 _EXACT = (bool, int, float, str)
 _SIGNED = frozenset({"i1", "i8", "i16", "i32", "i64"})
@@ -241,3 +244,52 @@ def _untaken(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str
                 "these: give int(...), float(...) or tuple(...), or make it tl.constexpr where it is no number"
             )
     return ""
+
+
+def options_of(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Json]:
+    """What a launch tells the compiler: a keyword is an option to Triton also where it is a parameter's.
+
+    Raises:
+        AssertionError, TypeError: Triton does not take a value.
+        NotRecordableError: an option, or a value of one, that a program cannot carry.
+    """
+    plain = default_options()
+    if all(kwargs[name] is plain[name] for name in plain.keys() & kwargs.keys()):
+        return {}
+    for name, value in kwargs.items():
+        if name in plain and name not in function.arg_names and type(value) not in (bool, int, float, str, type(None)):
+            said = option_fault(name, value) or f"{name} of a launch is a plain number"
+            raise NotRecordableError(f"a launch of {function.__name__}(): {said}")
+    try:
+        chosen = vars(backend().parse_options(dict(kwargs)))
+    except (AssertionError, TypeError) as error:
+        given = {name: repr(kwargs[name]) for name in plain if name in kwargs}
+        said = ", ".join(f"{name}={text:.40}" for name, text in given.items() if text != repr(plain[name]))
+        kind = AssertionError if isinstance(error, AssertionError) else TypeError
+        raise kind(f"Triton raises at a launch of {function.__name__}() with {said}: {error}") from error
+    options = {name: value for name, value in chosen.items() if name in kwargs and value != plain.get(name)}
+    for name, value in options.items():
+        if fault := option_fault(name, value):
+            raise NotRecordableError(f"a launch of {function.__name__}(): {fault}")
+    return options
+
+
+def extents_of(name: str, grid: Any) -> list[int]:
+    """The extents of a grid, by the places that Triton asks for.
+
+    Raises:
+        TypeError, ValueError: no GPU takes it.
+        HostReadError: an address is in it.
+    """
+    if isinstance(grid, torch.Tensor) or not hasattr(grid, "__getitem__"):
+        raise TypeError(f"the grid of {name}() must be a tuple of whole numbers, not {type(grid).__name__}")
+    size = len(grid)
+    if not 1 <= size <= 3:
+        raise ValueError(f"the grid of {name}() has {size} dimensions; there are 1 to 3")
+    extents = [as_c_reads(grid[place]) for place in range(size)]
+    if any(isinstance(extent, Address) for extent in extents):
+        raise HostReadError("an address from data_ptr() in a grid")
+    extents = [operator.index(extent) for extent in extents]
+    if min(extents) < 0:
+        raise ValueError(f"the grid of {name}() has a negative extent: {tuple(extents)}")
+    return extents

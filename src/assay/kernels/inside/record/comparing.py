@@ -75,6 +75,16 @@ def remade(calls: Sequence[Call], other: Call, before: int, constants: Sequence[
     return set() if any("launch" in calls[0][1][place] for place in places) else places
 
 
+def settled(call: Call, best: int) -> Call:
+    """A call as it is once tuners have chosen: each launch in its configuration of that number alone."""
+    inputs, steps, outputs = call
+    left = [
+        {**step, "variants": [step["variants"][best % len(step["variants"])]]} if "launch" in step else step
+        for step in steps
+    ]
+    return inputs, left, outputs
+
+
 def _fixed(
     first: Call, others: Sequence[Call], before: int, constants: Mapping[int, str]
 ) -> tuple[dict[int, str], set[int]]:

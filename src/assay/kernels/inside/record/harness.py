@@ -27,7 +27,7 @@ from assay.kernels.arrays import layout_of
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record import launches, light, reads, streams
-from assay.kernels.inside.record.comparing import Call, compare, made_of, remade
+from assay.kernels.inside.record.comparing import Call, compare, made_of, remade, settled
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models, process
 from assay.kernels.inside.record.host.returned import check_returned, tensors_in
@@ -205,6 +205,9 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         for best in range(1, capture.asked):
             capture.best = best
             others.append(_call(caller, again, tape, header))
+        capture.best = 0
+        called_back = capture.called_back(lambda: _call(caller, again, tape, header))
+        tape.ask_allocators()
     models.check(model)
     process.check()
     if tape.outside:
@@ -222,6 +225,10 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     compared = compare(calls, repeated, before, dict(tape.constants), names)
     if others and compare([calls[0], *others], repeated, before, dict(tape.constants), names).differs:
         raise NotRecordableError(_DEPENDS)
+    for chosen, other in called_back if not compared.differs else ():
+        one, last = (calls[0], repeated) if chosen is None else (settled(calls[0], chosen), settled(repeated, chosen))
+        if compare([one, other], last, before, dict(tape.constants), names).differs:
+            raise NotRecordableError(launches.CALLED_BACK)
     if tape.replaced and not compared.differs:
         raise WrongOutputError(tape.replaced)
     return {

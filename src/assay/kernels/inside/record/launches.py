@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import operator
 from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
@@ -18,17 +17,24 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from assay.kernels.inside.record import made
-from assay.kernels.inside.record.argument_types import as_c_reads, backend, default_options, parts_of, taken
-from assay.kernels.inside.record.host.addresses import Address
+from assay.kernels.inside.record.argument_types import extents_of, options_of, parts_of, taken
+from assay.kernels.inside.record.comparing import Call
 from assay.kernels.inside.record.host_state import HostState
 from assay.kernels.inside.record.kernels import Kernels
-from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
+from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.record.tape import Tape
 from assay.kernels.inside.triton.stub_driver import StubDriver, measure_nothing
-from assay.kernels.program.limits import option_fault
 from assay.types import Json
 
+CALLED_BACK = (
+    "forward does something else where functions that Triton calls (a hook of a configuration, a grid function, one of "
+    "@triton.heuristics, the allocator) are called at other times. A GPU calls them for each configuration, often, "
+    "while it tunes, then for the best one alone, and the allocator where a launch needs memory. Let them keep nothing "
+    "that forward goes by"
+)
 _BEST = "best_config"
+_OFTEN = 3
+"""Times that each configuration runs where a tuner is taken to measure it."""
 _GRID_CHANGES = (
     "the grid function of {0}() changes what the kernel is launched with, after Triton has compiled it for something "
     "else. Let it return the grid and do nothing more"
@@ -55,6 +61,10 @@ class Capture:
         """Tuners, and the configurations that are left once they have pruned, by what they prune for."""
         self.best = self.asked = 0
         """The configuration that tuners find the best, and how many there are of a tuner that was asked for it."""
+        self.tunes = self.settled = False
+        """Whether any kernel has several configurations; and whether tuners have chosen, and run the best alone."""
+        self.repeats = 1
+        """Times that a tuner runs each configuration, and with it what is called back."""
 
     def launch(self, function: JITFunction[Any], args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
         """Note one launch, or one configuration of it, as the head of `JITFunction.run` takes it."""
@@ -62,7 +72,7 @@ class Capture:
         kwargs["instrumentation_mode"] = knobs.compilation.instrumentation_mode
         for hook in function.pre_run_hooks:
             hook(*args, **kwargs)
-        bound, options = taken(function, args, kwargs), _options(function, kwargs)
+        bound, options = taken(function, args, kwargs), options_of(function, kwargs)
         given = self._arguments(function, bound)
         known = len(self.kernels.entries)
         number = self.kernels.number(function)
@@ -77,7 +87,7 @@ class Capture:
                 raise NotRecordableError(_GRID_CHANGES.format(function.__name__))
             self._check(number, deep=False)
         variant: Json = {
-            "grid": _extents(function.__name__, extents),
+            "grid": extents_of(function.__name__, extents),
             "args": given,
             "options": options,
             "before": [],
@@ -128,17 +138,37 @@ class Capture:
             raise NotRecordableError(
                 f"{len(configurations)} configurations of one kernel; at most {self.tape.limits.variants} are taken"
             )
-        tuning = self._tuning(tuner, kwargs, configurations[0], key) if len(tuner.configs) > 1 else None
+        several = len(tuner.configs) > 1
+        self.tunes |= several
+        best = configurations[self.best % len(configurations)]
+        tuning = self._tuning(tuner, kwargs, configurations[0], key) if several and not self.settled else None
         outer, self._variants = self._variants, []
         try:
-            for configuration in configurations:
+            for configuration in [best] if self.settled else configurations:
                 self._configure(tuner, args, kwargs, configuration)
             tuner.nargs = None  # as Triton leaves it
             variants = self._variants
         finally:
             self._variants = outer
         self.tape.add_launch(self._kernel, variants, tuning)
-        tuner.best_config = configurations[self.best % len(configurations)]
+        tuner.best_config = best
+
+    def called_back(self, call: Callable[[], Call]) -> list[tuple[int | None, Call]]:
+        """Calls of forward in which Triton calls functions of the submission at other times, each with the number of
+        the one configuration in which tuned kernels are launched, None for all."""
+        found: list[tuple[int | None, Call]] = []
+        if self.tunes:
+            self.repeats = _OFTEN
+            found.append((None, call()))
+            self.repeats, self.settled = 1, True
+            for self.best in (0, -1):
+                found.append((self.best, call()))
+            self.best, self.settled = 0, False
+        if self.tape.has_allocators:
+            self.tape.asks = True
+            found += [(None, call()), (None, call())]  # the second one meets what the first one left
+            self.tape.asks = False
+        return found
 
     def _pruned(self, tuner: Any, kwargs: dict[str, Any], key: Any) -> Sequence[Any]:
         """The configurations that a tuner tries for a key, which it asks for once.
@@ -192,10 +222,12 @@ class Capture:
                 f"the autotuner of {tuner.base_fn.__name__} measures in a CUDA graph, and runs a hook there, in which "
                 "a wait or a copy is an error: leave use_cuda_graph or the pre_hook out"
             )
-        before = [] if hook is None else self._of_hook(lambda: hook(everything))
         count = len(self._variants)
-        with self.tape.phase() as steps:
-            tuner.fn.run(*args, **kwargs, **chosen)
+        for _ in range(self.repeats):
+            del self._variants[count:]
+            before = [] if hook is None else self._of_hook(lambda: hook(everything))
+            with self.tape.phase() as steps:
+                tuner.fn.run(*args, **kwargs, **chosen)
         if steps:
             raise NotRecordableError(
                 f"the grid function of {tuner.base_fn.__name__}, a function of @triton.heuristics or a hook of the "
@@ -346,52 +378,3 @@ def _remembered(name: str) -> property:
 
 def _set_best_config(self: Any, found: Any) -> None:
     vars(self)[_BEST] = found
-
-
-def _options(function: JITFunction[Any], kwargs: dict[str, Any]) -> dict[str, Json]:
-    """What a launch tells the compiler: a keyword is an option to Triton also where it is a parameter's.
-
-    Raises:
-        AssertionError, TypeError: Triton does not take a value.
-        NotRecordableError: an option, or a value of one, that a program cannot carry.
-    """
-    plain = default_options()
-    if all(kwargs[name] is plain[name] for name in plain.keys() & kwargs.keys()):
-        return {}
-    for name, value in kwargs.items():
-        if name in plain and name not in function.arg_names and type(value) not in (bool, int, float, str, type(None)):
-            said = option_fault(name, value) or f"{name} of a launch is a plain number"
-            raise NotRecordableError(f"a launch of {function.__name__}(): {said}")
-    try:
-        chosen = vars(backend().parse_options(dict(kwargs)))
-    except (AssertionError, TypeError) as error:
-        given = {name: repr(kwargs[name]) for name in plain if name in kwargs}
-        said = ", ".join(f"{name}={text:.40}" for name, text in given.items() if text != repr(plain[name]))
-        kind = AssertionError if isinstance(error, AssertionError) else TypeError
-        raise kind(f"Triton raises at a launch of {function.__name__}() with {said}: {error}") from error
-    options = {name: value for name, value in chosen.items() if name in kwargs and value != plain.get(name)}
-    for name, value in options.items():
-        if fault := option_fault(name, value):
-            raise NotRecordableError(f"a launch of {function.__name__}(): {fault}")
-    return options
-
-
-def _extents(name: str, grid: Any) -> list[int]:
-    """The extents of a grid, by the places that Triton asks for.
-
-    Raises:
-        TypeError, ValueError: no GPU takes it.
-        HostReadError: an address is in it.
-    """
-    if isinstance(grid, torch.Tensor) or not hasattr(grid, "__getitem__"):
-        raise TypeError(f"the grid of {name}() must be a tuple of whole numbers, not {type(grid).__name__}")
-    size = len(grid)
-    if not 1 <= size <= 3:
-        raise ValueError(f"the grid of {name}() has {size} dimensions; there are 1 to 3")
-    extents = [as_c_reads(grid[place]) for place in range(size)]
-    if any(isinstance(extent, Address) for extent in extents):
-        raise HostReadError("an address from data_ptr() in a grid")
-    extents = [operator.index(extent) for extent in extents]
-    if min(extents) < 0:
-        raise ValueError(f"the grid of {name}() has a negative extent: {tuple(extents)}")
-    return extents

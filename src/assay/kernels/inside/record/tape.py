@@ -65,8 +65,10 @@ class Tape:
         self.outside = self.steps
         """Steps of no phase, such as those of finalizers between two calls."""
         self._literal_bytes = 0
-        self._allocators: dict[int, tuple[Any, bool]] = {}
-        """What Triton was told to ask for memory, and whether it gives some, by id: it need not have a hash."""
+        self.asks = False
+        """Whether what Triton was told to ask for memory is asked at each launch, as if each needed some."""
+        self._allocators: list[tuple[Json, Any]] = []
+        """Launches, and what Triton would ask for memory there."""
         self._scratch: dict[int, torch.UntypedStorage] = {}
         """What it gave."""
 
@@ -253,17 +255,27 @@ class Tape:
         step: Json = {"launch": kernel, "variants": variants, "line": submission.line()}
         step |= {"tuning": tuning} if tuning is not None else {}
         # As Triton's launcher asks for it, of whatever made the call.
-        allocator = _allocation._allocator.get()
-        step |= {"allocator": True} if allocator is not _allocation._NULL_ALLOCATOR and self._gives(allocator) else {}
+        if (allocator := _allocation._allocator.get()) is not _allocation._NULL_ALLOCATOR:
+            self._allocators.append((step, allocator))
+            if self.asks:
+                self._asked(allocator, _SCRATCH[0], ())
         self._add(step)
 
-    def _gives(self, allocator: Any) -> bool:
-        """Whether what Triton asks for memory beside tensors gives as much as it is asked for, on the GPU and of its
-        own."""
-        if id(allocator) not in self._allocators:
-            known = {*self._numbers, *self.places.known()}
-            self._allocators[id(allocator)] = allocator, all(self._asked(allocator, size, known) for size in _SCRATCH)
-        return self._allocators[id(allocator)][1]
+    @property
+    def has_allocators(self) -> bool:
+        """Whether any launch came after Triton was given a function to ask for memory."""
+        return bool(self._allocators)
+
+    def ask_allocators(self) -> None:
+        """Note of launches whether what Triton asks for memory beside tensors gives as much as it is asked for, on the
+        GPU and of its own."""
+        known, given = {*self._numbers, *self.places.known()}, dict[int, bool]()  # by id: it need not have a hash
+        self.places.strict = True  # as in the call that launches
+        for step, allocator in self._allocators:
+            if id(allocator) not in given:
+                given[id(allocator)] = all(self._asked(allocator, size, known) for size in _SCRATCH)
+            step |= {"allocator": True} if given[id(allocator)] else {}
+        self.places.strict = False
 
     def _asked(self, allocator: Any, size: int, known: Collection[int]) -> bool:
         """Whether an allocator gives so many bytes, of none of the known storages.
