@@ -75,6 +75,7 @@ def written(**changes: Any) -> dict[str, Any]:
         "differs": "",
         "kept": [],
         "once": [],
+        "unchanged": [],
     }
     return program | changes
 

@@ -121,6 +121,12 @@ Value = HostTensor | int | float | bool | str | None | tuple["Value", ...]
 """What a problem hands to `forward` or to its constructor."""
 
 
+class Listed(tuple[Value, ...]):
+    """A list among such values, which stays as it is; any other tuple is one to whoever is given it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Lying:
     """Where the elements of a tensor lie. Strides and offset count elements."""
@@ -278,7 +284,7 @@ def host_tensors(values: Sequence[Value]) -> Iterator[HostTensor]:
 
 def _settled(value: Value, memory: dict[int, tuple[str, Array]]) -> Value:
     if isinstance(value, tuple):
-        return tuple(_settled(part, memory) for part in value)
+        return type(value)(_settled(part, memory) for part in value)
     if not isinstance(value, HostTensor) or value.layout is None:
         return value
     return HostTensor(value.dtype, value.shape, _shown(value, value.layout, memory).tobytes(), value.layout)

@@ -3,19 +3,46 @@
     length of the header (8 bytes, little endian) | header | blob 0 | blob 1 | ...
 
 In the header a tensor stands as `{"dtype", "shape", "blob"}`, with its `layout` (`arrays.Layout`) where it has one, a
-tuple as a list, any other value as itself.
+tuple as `{"tuple": [...]}`, a list and any other value as itself: an entry.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from assay.kernels.arrays import HostTensor, Value, layout_of, size_in_bytes
+from assay.kernels.arrays import HostTensor, Listed, Value, layout_of, size_in_bytes
 from assay.types import Json
 
 _BLOBS = "_blobs"
+_TUPLE = "tuple"
+
+
+def entry_of(value: Any, tensor: Callable[[Any], Json | None]) -> Json:
+    """What stands for a value in a header. `tensor`: what stands for one; None for what is none."""
+    if (found := tensor(value)) is not None:
+        return found
+    if isinstance(value, tuple | list):
+        parts = [entry_of(part, tensor) for part in value]
+        return parts if isinstance(value, list | Listed) else {_TUPLE: parts}
+    return value
+
+
+def parts_of(entry: Json) -> list[Json] | None:
+    """The entries in that of a list or a tuple; None for any other one."""
+    if isinstance(entry, Mapping):
+        return entry.get(_TUPLE)
+    return entry if isinstance(entry, list) else None
+
+
+def of_entry(entry: Json, tensor: Callable[[Mapping[str, Json]], Any]) -> Any:
+    """The value that an entry stands for. `tensor`: that of one of a tensor."""
+    if isinstance(entry, Mapping) and _TUPLE in entry:
+        return tuple(of_entry(part, tensor) for part in entry[_TUPLE])
+    if isinstance(entry, Mapping):
+        return tensor(entry)
+    return [of_entry(part, tensor) for part in entry] if isinstance(entry, list) else entry
 
 
 class Frame:
@@ -27,17 +54,18 @@ class Frame:
 
     def add(self, value: Value) -> Json:
         """Take in a value; what is returned stands for it in the header."""
-        if isinstance(value, HostTensor):
-            self.blobs.append(value.data)
-            layout = {} if value.layout is None else {"layout": value.layout.to_json()}
-            return {"dtype": value.dtype, "shape": list(value.shape), "blob": len(self.blobs) - 1, **layout}
-        return [self.add(part) for part in value] if isinstance(value, tuple) else value
+        return entry_of(value, self._added)
+
+    def _added(self, value: Value) -> Json | None:
+        if not isinstance(value, HostTensor):
+            return None
+        self.blobs.append(value.data)
+        layout = {} if value.layout is None else {"layout": value.layout.to_json()}
+        return {"dtype": value.dtype, "shape": list(value.shape), "blob": len(self.blobs) - 1, **layout}
 
     def value(self, entry: Json) -> Value:
         """The value that an entry of the header stands for."""
-        if isinstance(entry, Mapping):
-            return self.tensor(entry)
-        return tuple(self.value(part) for part in entry) if isinstance(entry, list) else entry
+        return _listed(of_entry(entry, self.tensor))
 
     def tensor(self, entry: Json) -> HostTensor:
         """The tensor that an entry of the header stands for."""
@@ -46,6 +74,12 @@ class Frame:
         if len(data) != size_in_bytes(entry["dtype"], shape):
             raise ValueError(f"a frame has {len(data)} bytes for {entry}")
         return HostTensor(entry["dtype"], shape, data, layout_of(entry.get("layout")))
+
+
+def _listed(value: Any) -> Value:
+    if isinstance(value, list | tuple):
+        return (Listed if isinstance(value, list) else tuple)(map(_listed, value))
+    return value  # type: ignore[no-any-return]
 
 
 def write_frame(sink: IO[bytes], frame: Frame) -> None:

@@ -344,6 +344,7 @@ def doubling(elements: int = SHAPE[0] * SHAPE[1], blocks: tuple[int, ...] = (64,
             "differs": "",
             "kept": [],
             "once": [],
+            "unchanged": [],
         },
         "forward": [{"launch": 0, "variants": variants, "line": 9}],
     }

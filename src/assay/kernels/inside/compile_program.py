@@ -88,7 +88,7 @@ def _warm_up_program() -> Json:
     return {
         **{"version": 1, "storages": [16, 16], "constants": [], "inputs": [given], "init_inputs": [], "params": []},
         **{"buffers": [], "outputs": [made], "module": [], "init": [], "forward": [launch], "differs": ""},
-        **{"kept": [], "once": [], "kernels": [kernel]},
+        **{"kept": [], "once": [], "unchanged": [], "kernels": [kernel]},
     }
 
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import json
 import linecache
 import sys
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from assay.kernels.arrays import HostTensor, Layout, Value, host_tensors
-from assay.kernels.frames import Frame
+from assay.kernels.frames import Frame, entry_of
 from assay.kernels.inside.construction import ConstructionTrace
 from assay.kernels.inside.problem.cases import Families, Tried, add_case, evaluated
 from assay.kernels.inside.problem.held import Held, Left
@@ -37,7 +38,7 @@ from assay.kernels.inside.problem.values import (
 )
 from assay.kernels.inside.problem.weights import constant_buffers, growth_of, movable_buffers, move
 from assay.kernels.inside.record import light
-from assay.kernels.inside.tensors import digest, meeting, structure_of
+from assay.kernels.inside.tensors import digest, meeting, structure_of, structure_text
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.source_text import lines_of
 from assay.types import Json
@@ -66,7 +67,8 @@ class Reference:
         self.init_work = 0
         """Arithmetic that the constructor does on what it draws, as of the last model."""
         self.structure: Json = None
-        """How the tensors lie in the last output."""
+        """What each output is beside the elements of its tensors."""
+        self._structure_text = ""
         self.meeting: frozenset[tuple[int, int]] = frozenset()
         """The pairs of tensors in some output that lie in the same memory (`arrays.meetings`)."""
         self.left = Left()
@@ -130,7 +132,17 @@ class Reference:
     def _rounded(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.to(self.precision) if value.is_floating_point() else value
-        return [self._rounded(part) for part in value] if isinstance(value, list) else value
+        return _each(self._rounded, value)
+
+    def _take_structure(self, output: Any) -> None:
+        self.structure = structure_of(output)
+        text = json.dumps(self.structure)
+        if self._structure_text not in ("", text):
+            raise ChangingOutputError(
+                f"forward returns {structure_text(self.structure)[:256]} here, and other constants or parts elsewhere, "
+                "so that no launches could give them: return tensors"
+            )
+        self._structure_text = text
 
     def outputs(
         self,
@@ -201,12 +213,16 @@ class Reference:
             held = Held(arguments)
             with torch.no_grad(), trace or contextlib.nullcontext():
                 output = instance(*arguments)
-            self.structure = structure_of(output)
+            self._take_structure(output)
             self.meeting |= meeting(tensors_of_output(output))
             self.left = held.left(output)
             return output
         finally:
             torch.set_default_dtype(before)
+
+
+class ChangingOutputError(Exception):
+    """A constant in the output is another one on other inputs. No family of inputs is to blame for it."""
 
 
 def evaluate(request: Json) -> Frame:
@@ -261,16 +277,17 @@ def shapes(request: Json) -> Frame:
 
 
 def _plain(value: Any) -> Any:
-    """A value with lists for tuples, and tensors whose memory holds what they show."""
-    if isinstance(value, torch.Tensor):
-        return value.resolve_conj().resolve_neg()
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    """A value with tensors whose memory holds what they show."""
+    return value.resolve_conj().resolve_neg() if isinstance(value, torch.Tensor) else _each(_plain, value)
 
 
 def _without_memory(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    return [_without_memory(part) for part in value] if isinstance(value, list | tuple) else value
+    return value.to("meta") if isinstance(value, torch.Tensor) else _each(_without_memory, value)
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same of each part of a list or a tuple; anything else as it is."""
+    return type(value)(map(function, value)) if type(value) in (list, tuple) else value
 
 
 def _entry(value: Any, layouts: Iterator[Layout | None]) -> Json:
@@ -280,10 +297,12 @@ def _entry(value: Any, layouts: Iterator[Layout | None]) -> Json:
     Raises:
         TypeError: it is none that can travel.
     """
-    if isinstance(value, torch.Tensor):
+
+    def tensor(found: Any) -> Json | None:
+        if not isinstance(found, torch.Tensor):
+            return None if isinstance(found, list | tuple) else to_value(found)
         layout = next(layouts, None)
-        entry: dict[str, Json] = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        entry: dict[str, Json] = {"dtype": str(found.dtype).removeprefix("torch."), "shape": list(found.shape)}
         return entry if layout is None else {**entry, "layout": layout.to_json()}
-    if isinstance(value, list | tuple):
-        return [_entry(part, layouts) for part in value]
-    return to_value(value)
+
+    return entry_of(value, tensor)

@@ -15,7 +15,7 @@ import torch
 
 from assay.kernels.inside import extensions
 from assay.kernels.inside.submission import fault, load
-from assay.kernels.inside.tensors import WrongOutputError, output_bytes, tensors_of
+from assay.kernels.inside.tensors import WrongOutputError, check_structure, output_bytes, tensors_of
 from assay.kernels.inside.work import WorkTrace
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def _call(
                 value = model(*inputs)
             machine.settle()
             outputs = output_bytes(value, header["outputs"], machine.device)
+            check_structure(value, header["structure"])
         except Exception as error:  # noqa: BLE001  as above
             kind = "wrong_output" if isinstance(error, WrongOutputError) else machine.kind_of(error)
             return entry | {"fault": fault("forward", error, kind)}, None

@@ -1,13 +1,13 @@
 """Bytes of a job's buffers as tensors, and a candidate's output as bytes, with every property checked on the way.
 
 An entry stands for a value in a job's header: `{"dtype", "shape", "blob"}` for a tensor whose bytes are that buffer of
-the round, with its `layout` where it has one, a list for a tuple, anything else for itself (the form of
-`assay.kernels.frames`).
+the round (`assay.kernels.frames`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from assay.kernels.arrays import DIGEST_CHARACTERS, Layout, Lying, layout_of, meetings
+from assay.kernels.frames import of_entry
 from assay.types import Json
 
 _contiguous = torch.Tensor.contiguous
@@ -40,6 +41,10 @@ def hidden(tensor: torch.Tensor) -> str:
     return next((str(name) for name in vars(tensor) if hasattr(type(tensor), name)), "")
 
 
+_KEYS = (str, int, bool)
+_CONSTANTS = (bool, int, float, str, type(None))
+_MOST = 256
+"""Characters of a structure that a message has room for."""
 _OF_ANY_CLASS = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__"})
 
 
@@ -51,26 +56,45 @@ def hidden_by_class(kind: type) -> str:
 
 
 def structure_of(value: Any) -> Json:
-    """How the tensors of an output lie in it: None for a tensor or a number, a list for a list or a tuple, a dictionary
-    for itself, in its order. What is neither is left out."""
+    """What an output is beside the elements of its tensors: None for a tensor, a list for a list or a tuple,
+    `{"dict": [[key, part], ...]}` for a dictionary in its order, `{"is": value}` for a constant.
+
+    Raises:
+        TypeError: it holds anything else.
+    """
+    if isinstance(value, torch.Tensor):
+        return None
     if isinstance(value, list | tuple):
-        return [structure_of(part) for part in value if _has_place(part)]
-    if isinstance(value, dict):
-        return {str(name): structure_of(part) for name, part in value.items() if _has_place(part)}
-    return None
-
-
-def _has_place(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | list | tuple | dict | bool | int | float)
+        return [structure_of(part) for part in value]
+    if isinstance(value, dict) and all(type(name) in _KEYS for name in value):
+        return {"dict": [[name, structure_of(part)] for name, part in value.items()]}
+    if type(value) in _CONSTANTS:
+        return {"is": value}
+    raise TypeError(
+        f"an output of type {type(value).__name__:.80} cannot be compared; only tensors, constants, and lists, tuples "
+        "and dictionaries (by texts and whole numbers) of them"
+    )
 
 
 def structure_text(structure: Json) -> str:
     """The same in words that a message has room for."""
     if isinstance(structure, list):
         return f"({', '.join(map(structure_text, structure))})"
-    if isinstance(structure, dict):
-        return f"{{{', '.join(f'{name}: {structure_text(part)}' for name, part in structure.items())}}}"
-    return "tensor"
+    if structure is None:
+        return "tensor"
+    if "is" in structure:
+        return repr(structure["is"])
+    return f"{{{', '.join(f'{name!r}: {structure_text(part)}' for name, part in structure['dict'])}}}"
+
+
+def check_structure(value: Any, wanted: Json) -> None:
+    """Raises WrongOutputError for an output that is something else than the reference's beside its elements. They are
+    compared as text: to Python 1, 1.0 and True are equal, and so are dictionaries in whatever order."""
+    found = structure_of(value)
+    if json.dumps(found) != json.dumps(wanted):
+        raise WrongOutputError(
+            f"forward returned {structure_text(found)[:_MOST]}, the reference returns {structure_text(wanted)[:_MOST]}"
+        )
 
 
 def meeting(tensors: Sequence[torch.Tensor]) -> frozenset[tuple[int, int]]:
@@ -102,17 +126,15 @@ def tensors_of(entries: Sequence[Json], blobs: Sequence[memoryview], device: str
     """The values that some entries stand for, on `device`. Tensors lie as they say: each in memory of its own, unless
     they have a layout."""
     memory: dict[int, torch.Tensor] = {}
-    return [_value(entry, blobs, device, memory) for entry in entries]
 
-
-def _value(entry: Json, blobs: Sequence[memoryview], device: str, memory: dict[int, torch.Tensor]) -> Any:
-    if isinstance(entry, dict):
+    def tensor(entry: Json) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, entry["dtype"])
         if not math.prod(entry["shape"]):
             return torch.empty(entry["shape"], dtype=dtype, device=device)
         dense = torch.frombuffer(blobs[entry["blob"]], dtype=dtype).reshape(entry["shape"]).to(device)
         return as_laid_out(dense, entry, memory)
-    return [_value(part, blobs, device, memory) for part in entry] if isinstance(entry, list) else entry
+
+    return [of_entry(entry, tensor) for entry in entries]
 
 
 def as_laid_out(dense: torch.Tensor, entry: Json, memory: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -144,30 +166,39 @@ def output_bytes(value: Any, outputs: Sequence[Json], device: str) -> list[memor
     """The bytes of each output, row by row.
 
     Args:
-        value: What the candidate returned: a tensor, a number, or a list, tuple or dictionary of such.
+        value: What the candidate returned: a tensor, a constant, or a list, tuple or dictionary of such.
         outputs: `[dtype, shape]` of each tensor that the reference returns.
         device: Where they have to be.
 
     Raises:
         WrongOutputError: another number of tensors, or one of another type, dtype, shape, layout or device.
     """
-    found = list(_flat(value))
+    found = flat_tensors(value)
     if len(found) != len(outputs):
         raise WrongOutputError(f"forward returned {len(found)} tensors, the reference returns {len(outputs)}")
     return [_bytes(tensor, dtype, shape, device) for tensor, (dtype, shape) in zip(found, outputs, strict=True)]
 
 
-def _flat(value: Any) -> list[torch.Tensor]:
-    kind = type(value)
+def flat_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of what a candidate returned, in the order in which they are compared.
+
+    Raises:
+        WrongOutputError: it cannot be compared.
+    """
+    kind = type(value)  # of a class of its own, whoever uses it would run its code
     if is_plain(value):
         return [value]
     if kind is list or kind is tuple:
-        return [tensor for part in value for tensor in _flat(part)]
-    if kind is dict and all(type(name) is str for name in value):  # comparing other names would run their code
-        return [tensor for name in sorted(value) for tensor in _flat(value[name])]
-    if kind in (bool, int, float):
-        return [torch.tensor(value)]
-    raise WrongOutputError(f"forward returned a {kind.__name__}; only plain tensors, numbers and tuples are compared")
+        return [tensor for part in value for tensor in flat_tensors(part)]
+    if kind is dict and all(type(name) in _KEYS for name in value):  # those of others would run their code
+        return [tensor for part in value.values() for tensor in flat_tensors(part)]
+    if kind in _CONSTANTS:
+        return []
+    raise WrongOutputError(
+        f"forward returned a {kind.__name__:.80}; torch.Tensor and torch.nn.Parameter are compared, constants, and "
+        "tuples, lists and dictionaries (by texts and whole numbers) of them: return one of these classes, none that "
+        "is derived from it"
+    )
 
 
 def _bytes(tensor: torch.Tensor, dtype: str, shape: Sequence[int], device: str) -> memoryview:

@@ -50,7 +50,7 @@ def plan_calls(draw: InputSet, trials: int, rng: random.Random) -> tuple[Call, .
 def cuda_job(code: str, draw: InputSet, calls: Sequence[Call], config: GraderConfig) -> Job:
     """The job that puts CUDA sources to some calls on a GPU."""
     header, (init, _) = job_inputs(draw, calls[0].case)
-    header |= {"precision": config.precision}
+    header |= {"precision": config.precision, "structure": draw.structure}
     sizes = tuple(size_in_bytes(dtype, shape) for dtype, shape in draw.outputs)
     rounds = (Round(init), *(Round(_buffers(draw, call), sizes) for call in calls))
     return started_first(Job(code, HARNESS, rounds, header, limits_of(config)), HARNESS, config)

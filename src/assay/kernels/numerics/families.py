@@ -99,14 +99,15 @@ def with_numbers(values: Sequence[Value], numbers: Sequence[Value]) -> tuple[Val
 
 def _with_number(value: Value, number: Value) -> Value:
     if isinstance(value, tuple) and isinstance(number, tuple):
-        return with_numbers(value, number)
+        return type(value)(with_numbers(value, number))
     return value if isinstance(value, HostTensor) else number
 
 
 def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: Value, flags: bool) -> Value:
     if isinstance(value, tuple):
         others = other if isinstance(other, tuple) and len(other) == len(value) else (None,) * len(value)
-        return tuple(_vary_value(part, family, rng, twin, flags) for part, twin in zip(value, others, strict=True))
+        varied = (_vary_value(part, family, rng, twin, flags) for part, twin in zip(value, others, strict=True))
+        return type(value)(varied)
     if not isinstance(value, HostTensor) or not value.data:
         return value
     array = value.array()

@@ -13,7 +13,7 @@ import numpy as np
 
 from assay.kernels.arrays import HostTensor, Value, host_tensors
 from assay.kernels.frames import Frame
-from assay.kernels.numerics.tolerance import Comparison, Tolerance, compare, tolerance_for
+from assay.kernels.numerics.tolerance import Comparison, Tolerance, compare_bytes, tolerance_for
 from assay.types import Json
 
 Form = tuple[int, str, tuple[int, ...]]
@@ -130,8 +130,8 @@ def compare_left(
     for left, data in zip(after, held_in(forms, after, held), strict=True):
         if left.returned and data == given[left.place].data:
             continue
-        answer = HostTensor(left.rounded.dtype, left.rounded.shape, data).array()
-        found = compare(answer, left.exact.array(), left.tolerance(precision))
+        form = left.rounded.dtype, left.rounded.shape
+        found = compare_bytes(*form, data, left.exact.array(), left.tolerance(precision))
         if not found.ok:
             said = f"input {left.place} is left otherwise than the reference does: {found.message}"
             return replace(found, message=said)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from assay.kernels.arrays import check_layout, layout_of, size_in_bytes
+from assay.kernels.frames import parts_of
 from assay.terminal import shown
 from assay.types import Json
 
@@ -29,7 +30,7 @@ _MOST_COUNTED = 1 << 62
 class Shapes:
     """The arguments of the constructor and of forward, and what the reference does with them.
 
-    A tensor is `{"dtype", "shape"}`, and `layout` where it has one, a list or tuple a list, any other value itself.
+    A tensor is `{"dtype", "shape"}`, and `layout` where it has one; all else is as in `assay.kernels.frames`.
     """
 
     init_inputs: tuple[Json, ...]
@@ -48,9 +49,9 @@ def shapes_of_answer(header: Mapping[str, Json]) -> Shapes:
     init, inputs = header["init_inputs"], header["inputs"]
     if not isinstance(inputs, list):
         raise ValueError("inputs that are no list")
-    given = init if isinstance(init, list) else [init]
+    given = parts_of(init)
     return Shapes(
-        tuple(checked.value(value) for value in given),
+        tuple(checked.value(value) for value in (given if isinstance(given, list) else [init])),
         tuple(checked.value(value) for value in inputs),
         work_of(header["work"]),
     )
@@ -86,6 +87,8 @@ class _Checked:
         self.values += 1
         if self.values > MAX_VALUES or depth > MAX_DEPTH:
             raise ValueError(f"more than {MAX_VALUES} arguments, or nested deeper than {MAX_DEPTH}")
+        if isinstance(found, Mapping) and set(found) == {"tuple"}:
+            return {"tuple": self.value(found["tuple"], depth)}
         if isinstance(found, Mapping):
             return self._tensor(found)
         if isinstance(found, list):

@@ -13,14 +13,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from assay.kernels.arrays import HostTensor
 from assay.kernels.config import GraderConfig
 from assay.kernels.job_reports import own_words
 from assay.kernels.numerics.calls import Call, cuda_job, plan_calls
 from assay.kernels.numerics.on_gpu import after_start, not_started, refused_by_compiler, without_start
 from assay.kernels.numerics.screening import Case
 from assay.kernels.numerics.secret_inputs import InputSet
-from assay.kernels.numerics.tolerance import Comparison, compare
+from assay.kernels.numerics.tolerance import Comparison, compare_bytes
 from assay.kernels.operators import Kind, is_heavy, kind_of
 from assay.kernels.verdicts import Verdict, VerdictKind, plain_text
 from assay.sandbox.base import JobResult, Sandbox
@@ -71,7 +70,7 @@ class Answers:
         tolerances = case.tolerances(self.precision)
         for index, (data, exact, tolerance) in enumerate(zip(outputs, case.exact, tolerances, strict=True)):
             dtype, shape = self.draw.outputs[index]
-            found = compare(HostTensor(dtype, shape, data).array(), exact, tolerance)
+            found = compare_bytes(dtype, shape, data, exact, tolerance)
             if not found.ok:
                 return found
             worst = found if found.worst >= worst.worst else worst

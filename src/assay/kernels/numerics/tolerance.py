@@ -7,12 +7,13 @@ reference itself makes in that precision (its distance from float64), so that no
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from assay.kernels.arrays import Array, Exact
+from assay.kernels.arrays import Array, Exact, HostTensor
 
 RELATIVE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Share of an element's size, and of the output's root mean square, by the precision that the candidate works in. For
@@ -50,6 +51,19 @@ class Comparison:
     size: int
     message: str = ""
     """What is wrong with the first wrong element, or with the shape; empty when `ok`."""
+
+
+def compare_bytes(dtype: str, shape: tuple[int, ...], data: bytes, exact: Array, tolerance: Tolerance) -> Comparison:
+    """The same of an answer as a stranger's bytes, of which those of truth values may be any.
+
+    Raises:
+        ValueError: they are no tensor of that form.
+    """
+    answer = HostTensor(dtype, shape, data)
+    if dtype == "bool" and (odd := int((np.frombuffer(data, np.uint8) > 1).sum())):
+        said = f"{odd} truth values have a byte that is neither 0 nor 1, which operators take for either"
+        return Comparison(False, math.inf, odd, len(data), said)
+    return compare(answer.array(), exact, tolerance)
 
 
 def rms(values: npt.NDArray[np.floating]) -> float:

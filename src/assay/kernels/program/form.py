@@ -184,6 +184,8 @@ class Program:
     """Storages that the first call of forward makes and later ones find as it left them."""
     once: tuple[int, ...]
     """Places of the operations in `forward` that the first call alone runs."""
+    unchanged: tuple[int, ...]
+    """Places of those that a call leaves out before which no weight has changed."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -234,6 +236,12 @@ def storages_of(step: Step) -> set[int]:
     return found | {out.storage for variant in step.variants for operation in variant.before for out in operation.outs}
 
 
+def made_anew(program: Program) -> set[int]:
+    """Storages of what a call makes of weights only where one has changed."""
+    steps = tuple(program.forward[place] for place in program.unchanged)
+    return {out.storage for operation in operations_in(steps) for out in operation.outs}
+
+
 def of_earlier_calls(program: Program) -> set[int]:
     """Storages that forward may find as an earlier call of it left them. Not those that a parameter fills, which it
     must not change at all."""
@@ -267,7 +275,7 @@ def contradiction(program: Program) -> str:
     own = {window.storage for window in program.init_inputs}
     if len(own) != len(program.init_inputs) or own & {window.storage for window in program.inputs}:
         return "two inputs share a storage, one of the constructor"
-    if any(isinstance(program.forward[place], Launch) for place in program.once):
+    if any(isinstance(program.forward[place], Launch) for place in (*program.once, *program.unchanged)):
         return "a launch is left out of later calls, which make the same launches as the first"
     if {window.storage for window in program.inputs} & set(program.kept):
         return "an input is kept from call to call, and each call is given its own"

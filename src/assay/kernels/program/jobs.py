@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from assay.kernels.arrays import DIGEST_CHARACTERS, HostTensor, Layout, host_tensors, layout_of, size_in_bytes
-from assay.kernels.frames import Frame
+from assay.kernels.frames import Frame, parts_of
 from assay.kernels.job_reports import explain, fault_of, line_of, told
 from assay.kernels.numerics.calls import job_inputs
 from assay.kernels.numerics.screening import Case
@@ -228,10 +228,10 @@ def _layouts_of(draw: InputSet | Shapes) -> list[Layout | None]:
 
 def _entries_of_tensors(entries: Sequence[Json]) -> Iterator[Mapping[str, Json]]:
     for entry in entries:
-        if isinstance(entry, Mapping):
+        if (parts := parts_of(entry)) is not None:
+            yield from _entries_of_tensors(parts)
+        elif isinstance(entry, Mapping):
             yield entry
-        elif isinstance(entry, list):
-            yield from _entries_of_tensors(entry)
 
 
 def replay_job(text: str, draw: InputSet, calls: Sequence[Replay], limits: Limits, max_programs: int) -> Job:

@@ -53,7 +53,7 @@ _OPERATOR = re.compile(r"(?:[a-z_][a-z0-9_]{0,40}::)?_{0,2}[a-zA-Z][a-zA-Z0-9_]{
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _FIELDS = {
     *("version", "storages", "constants", "inputs", "init_inputs", "params", "buffers"),
-    *("outputs", "module", "init", "forward", "kernels", "differs", "kept", "once"),
+    *("outputs", "module", "init", "forward", "kernels", "differs", "kept", "once", "unchanged"),
 }
 
 
@@ -133,9 +133,8 @@ class _Reader:
             kernels=kernels,
             differs=self._text(fields["differs"], "differs"),
             kept=self._list(fields["kept"], "kept", limits.storages, self._place),
-            once=self._list(
-                fields["once"], "once", limits.steps, lambda place: self._whole(place, "a step", 0, len(forward) - 1)
-            ),
+            once=self._places(fields["once"], "once", len(forward) - 1),
+            unchanged=self._places(fields["unchanged"], "unchanged", len(forward) - 1),
         )
         if said := contradiction(program):
             raise _Refused(said)
@@ -155,6 +154,9 @@ class _Reader:
 
     def _list(self, found: object, what: str, most: int, read_one: Callable[[Any], T]) -> tuple[T, ...]:
         return tuple(read_one(part) for part in self._any_list(found, what, most))
+
+    def _places(self, found: object, what: str, last: int) -> tuple[int, ...]:
+        return self._list(found, what, self.limits.steps, lambda place: self._whole(place, "a step", 0, last))
 
     def _exactly(self, found: object, what: str, number: int) -> list[Any]:
         parts = self._any_list(found, what, number)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.kernels.arrays import HostTensor, Layout, Value, check_layout
+from assay.kernels.arrays import HostTensor, Layout, Listed, Value, check_layout
 from assay.kernels.inside.tensors import laid_out
 
 
@@ -23,11 +23,15 @@ def to_value(value: Any) -> Value:
         tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
         raw = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
         return HostTensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw.numpy().tobytes())
-    if isinstance(value, list | tuple):
+    if type(value) is list:
+        return Listed(to_value(part) for part in value)
+    if type(value) in (tuple, torch.Size):
         return tuple(to_value(part) for part in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"an input or output of type {type(value).__name__} cannot be compared; only tensors and constants")
+    raise TypeError(
+        f"an input or output of type {type(value).__name__} cannot be compared; only tensors, constants, lists, tuples"
+    )
 
 
 def to_arguments(values: Sequence[Any], lying: Sequence[Layout | None]) -> tuple[Value, ...]:
@@ -42,7 +46,7 @@ def to_arguments(values: Sequence[Any], lying: Sequence[Layout | None]) -> tuple
 
 def _with_layout(value: Value, layouts: Iterator[Layout | None]) -> Value:
     if isinstance(value, tuple):
-        return tuple(_with_layout(part, layouts) for part in value)
+        return type(value)(_with_layout(part, layouts) for part in value)
     if not isinstance(value, HostTensor) or (layout := next(layouts)) is None:
         return value
     return replace(value, layout=layout)
@@ -101,7 +105,9 @@ def _argument(value: Value, dtype: torch.dtype | None, device: str, memory: dict
             tensor = tensor.to(torch.complex128)
         tensor = tensor.to(device)
         return tensor if value.layout is None else laid_out(tensor, value.layout, memory)
-    return [_argument(part, dtype, device, memory) for part in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return (list if isinstance(value, Listed) else tuple)(_argument(part, dtype, device, memory) for part in value)
+    return value
 
 
 def flat_outputs(output: Any) -> list[HostTensor]:
@@ -110,16 +116,13 @@ def flat_outputs(output: Any) -> list[HostTensor]:
 
 
 def tensors_of_output(output: Any) -> list[torch.Tensor]:
-    """The tensors of an output, however nested, in the order in which they are compared; numbers become tensors without
-    dimensions."""
+    """The tensors of an output, however nested, in the order in which they are compared."""
     if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, list | tuple):
         return [tensor for part in output for tensor in tensors_of_output(part)]
     if isinstance(output, dict):
-        return [tensor for name in sorted(output) for tensor in tensors_of_output(output[name])]
-    if isinstance(output, bool | int | float):
-        return [torch.tensor(output)]
+        return [tensor for part in output.values() for tensor in tensors_of_output(part)]
     return []
 
 
@@ -127,4 +130,4 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors among arguments, in their order."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list) else []
+    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []

@@ -28,6 +28,8 @@ class Compared:
     """Storages that the first call made and later ones used."""
     once: list[int]
     """Places of operations in the first call that later ones left out."""
+    unchanged: list[int]
+    """Places of those that a call left out before which no weight had changed."""
 
 
 def compare(
@@ -49,18 +51,20 @@ def compare(
     for number, other in enumerate(named[1:], 2):
         said = _difference(named[0], other, number, kernels)
         if said:
-            return Compared(said, [], [])
+            return Compared(said, [], [], [])
         left_out = _left_out(named[0], other, number)
         if isinstance(left_out, str) or (once is not None and once != left_out):
             text = left_out if isinstance(left_out, str) else f"calls 2 and {number} of forward run other operations"
-            return Compared(text, [], [])
+            return Compared(text, [], [], [])
         once = left_out
     last, number = _Named(repeated, fixed), len(calls) + 1
     if said := _difference(named[0], last, number, kernels):
-        return Compared(said, [], [])
+        return Compared(said, [], [], [])
     if isinstance(left_out := _left_out(named[0], last, number), str):
-        return Compared(left_out, [], [])
-    return Compared("", sorted(place for place in shared if place >= before), once or [])
+        return Compared(left_out, [], [], [])
+    # What the first call makes stands for what the last one made of the same, which the next one finds.
+    kept = shared.union(*({out[0] for out in first[1][place]["outs"]} for place in left_out))
+    return Compared("", sorted(place for place in kept if place >= before), once or [], left_out)
 
 
 def remade(calls: Sequence[Call], other: Call, before: int, constants: Sequence[tuple[int, str]]) -> set[int]:
@@ -99,17 +103,15 @@ def _fixed(
     return fixed, shared
 
 
-def made_of(call: Call, storage: int, places: Collection[int], own: Collection[int] = ()) -> bool:
-    """Whether any of some operations of a call makes something of a storage, or of what was made of it. `own`: storages
-    that no launch writes."""
+def made_of(call: Call, storage: int, places: Collection[int]) -> bool:
+    """Whether any of some operations of a call makes something of a storage, or of what was made of it."""
     reached = {storage}
     for place, step in enumerate(call[1]):
         read = _read_by(step)
         if read & reached:
             if place in places:
                 return True
-            made = {window[0] for window in (_windows_of(step) if "launch" in step else step["outs"])}
-            reached |= made.difference(own)
+            reached |= {window[0] for window in (_windows_of(step) if "launch" in step else step["outs"])}
     return False
 
 

@@ -45,6 +45,8 @@ class Pretended(OnCpu):
         self._storages: dict[int, SeenStorage] = {}
         self.held: Sequence[torch.Tensor] = ()
         """Parameters and buffers of the model, once it is built."""
+        self.versions: dict[int, torch.Tensor] = {}
+        """Tensors of which host code asked the `_version`, by id."""
         self.operators: Any = None
         """The mode that notes operators."""
         places = tape.places
@@ -202,6 +204,7 @@ class Pretended(OnCpu):
                 "host code asks the _version of a tensor that is neither a parameter nor a buffer: what PyTorch counts "
                 "there differs between devices. Remember what you have changed"
             )
+        self.versions[id(tensor)] = tensor
         return torch.Tensor._version.__get__(tensor)  # type: ignore[attr-defined]
 
     def _equal(self, tensor: torch.Tensor, other: Any) -> Any:

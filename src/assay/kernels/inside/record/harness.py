@@ -17,25 +17,27 @@ import os
 os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported; launches are captured, not interpreted
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assay.kernels.arrays import layout_of
+from assay.kernels.frames import of_entry
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.pretend_cuda import DEVICE
+from assay.kernels.inside.problem.values import tensors_in
 from assay.kernels.inside.record import launches, light, reads, streams
 from assay.kernels.inside.record.comparing import Call, compare, made_of, remade, settled
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models, process
-from assay.kernels.inside.record.host.returned import check_returned, tensors_in
+from assay.kernels.inside.record.host.returned import Lists, check_returned
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.own_text import OwnTexts
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.record.tape import Tape
-from assay.kernels.inside.tensors import WrongOutputError, hidden
+from assay.kernels.inside.tensors import WrongOutputError, flat_tensors, hidden
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.text.examined import Examined
 from assay.kernels.text.examining import examine
@@ -60,7 +62,6 @@ _STALE = (
     "forward keeps what it made of {0} until something else changes, by its _version: after a step of an optimizer, or "
     "load_state_dict, it is stale. Compare the _version of everything that it is made of, or make it in every call"
 )
-_OF_INPUTS = "forward makes something of an input only where a weight has changed: other inputs get the same"
 _NO_VALUES = (
     "unallocated storage",
     "cannot be called on meta tensors",
@@ -160,6 +161,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     # Twice on tensors of their own, and twice more on the same ones, which may hold other values by then. Before each
     # but the last, parameters change as an optimizer changes them.
     init_arguments, first, again = map(_arguments, (header["init_inputs"], header["inputs"], header["inputs"]))
+    lists = Lists((init_arguments, first, again))
     operators, pretended = Operators(tape), Pretended(tape)
     operators.pretended, pretended.operators = pretended, operators
     with operators, pretended:
@@ -171,6 +173,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             operators.draws.of_weights = True
             model = made.ModelNew(*init_arguments)
             operators.draws.of_weights = False
+            lists.check("the constructor")
             _check_dtype()
             models.check(model)  # and again below: moving it runs its own code, and asks it for its parts
             tape.doing = "moving ModelNew to the GPU"
@@ -186,20 +189,20 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         pretended.held = [tensor for _, tensor in (*params, *buffers)]
         before = len(tape.sizes())
         calls: list[Call] = []
-        caller = _Caller(model, dict(params), {name: each for name, each in buffers if each.is_floating_point()})
+        caller = _Caller(model, dict(params), {name: each for name, each in buffers if each.is_floating_point()}, lists)
+        weights = {f"the parameter {name}": each for name, each in params}
+        weights |= {f"the buffer {name}": each for name, each in buffers}
         for arguments in (first, again, again):
-            _count_change(caller.tensors if calls else [])
+            _count_change(weights.values() if calls else ())
             calls.append(_call(caller, arguments, tape, header))
         repeated = _call(caller, again, tape, header)
         kept = remade(calls, repeated, before, tape.constants)
-        own = {window[0] for _, window in (*named, *held)}
-        if any(made_of(calls[0], window[0], kept, own) for window in calls[0][0]):
-            raise WrongOutputError(_OF_INPUTS)
-        for what, tensor in caller.held() if kept else ():
-            if made_of(calls[0], tape.storage(tensor), kept):
+        alone: list[Call] = []
+        for what, tensor in weights.items():
+            if pretended.versions.get(id(tensor)) is tensor or made_of(calls[0], tape.storage(tensor), kept):
                 _count_change([tensor])
-                other = _call(caller, again, tape, header)
-                if made_of(calls[0], tape.storage(tensor), remade(calls, other, before, tape.constants)):
+                alone.append(_call(caller, again, tape, header))
+                if made_of(calls[0], tape.storage(tensor), remade(calls, alone[-1], before, tape.constants)):
                     raise WrongOutputError(_STALE.format(what))
         others = []
         for best in range(1, capture.asked):
@@ -222,12 +225,15 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     reads.check_caught()
     inputs, forward, outputs = calls[0]
     names = [entry["name"] for entry in capture.kernels.entries]
-    compared = compare(calls, repeated, before, dict(tape.constants), names)
-    if others and compare([calls[0], *others], repeated, before, dict(tape.constants), names).differs:
+    literals = dict(tape.constants)
+    compared = compare(calls, repeated, before, literals, names)
+    for other in alone if not compared.differs else ():
+        compared = replace(compared, differs=compare([calls[0], other], repeated, before, literals, names).differs)
+    if others and compare([calls[0], *others], repeated, before, literals, names).differs:
         raise NotRecordableError(_DEPENDS)
     for chosen, other in called_back if not compared.differs else ():
         one, last = (calls[0], repeated) if chosen is None else (settled(calls[0], chosen), settled(repeated, chosen))
-        if compare([one, other], last, before, dict(tape.constants), names).differs:
+        if compare([one, other], last, before, literals, names).differs:
             raise NotRecordableError(launches.CALLED_BACK)
     if tape.replaced and not compared.differs:
         raise WrongOutputError(tape.replaced)
@@ -237,21 +243,19 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         # A step is empty where a move was none, since nothing uses what it left behind.
         **{"module": [step for step in module if step], "init": [step for step in init if step]},
         **{"outputs": outputs, "forward": forward, "kernels": capture.kernels.entries},
-        **{"differs": compared.differs[:MAX_DIFFERS], "kept": compared.kept, "once": compared.once},
+        **{"differs": compared.differs[:MAX_DIFFERS], "kept": compared.kept},
+        **{"once": compared.once, "unchanged": compared.unchanged},
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """What a caller holds of a model: its parameters, and its buffers of fractions, by name."""
+    """What a caller holds: a model, its parameters and buffers of fractions by name, and the lists that it gives."""
 
     model: Any
     parameters: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        return [*self.parameters.values(), *self.buffers.values()]
+    lists: Lists
 
     def held(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors, with what each is called."""
@@ -294,7 +298,7 @@ def _check_dtype() -> None:
         )
 
 
-def _count_change(tensors: Sequence[torch.Tensor]) -> None:
+def _count_change(tensors: Iterable[torch.Tensor]) -> None:
     """Give tensors another `_version`, by which code that keeps what it made of them knows that it is stale."""
     for tensor in tensors:
         if not tensor.is_inference():
@@ -319,7 +323,7 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
     tape.follows_streams = tape.places.strict = True
     with tape.phase("forward") as steps, torch.no_grad():
         value = caller.model(*arguments)
-        returned = tensors_in(value, returned=True)
+        returned = flat_tensors(value)
         outputs = [tape.window(tensor) for tensor in returned]
         _check_dtype()
     tape.follows_streams = tape.places.strict = False
@@ -335,10 +339,15 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
     for (what, tensor), before in zip((*given, *held), trained, strict=True):
         if not tape.replaced and _trained(tensor) != before:
             tape.replaced = f"forward changes whether and how {what}, which its caller still holds, is trained"
-    if not tape.replaced and (more := [name for name in caller.state() if name not in names]):
-        tape.replaced = f"forward adds {more[0]:.80} to what is trained, or saved and loaded: do it in the constructor"
+    if not tape.replaced and (now := caller.state()) != names:
+        other = sorted({*now} ^ {*names}) or now
+        tape.replaced = (
+            f"forward changes what is trained, saved and loaded, or in which order ({other[0]:.80}): do it in the "
+            "constructor"
+        )
     if not tape.replaced and (gone := caller.gone()):
         tape.replaced = f"forward puts another tensor in the place of {gone}, which its caller still holds"
+    caller.lists.check("forward")
     check_returned(value, returned, header, tape.places, [tensor for _, tensor in (*given, *held)])
     streams.order.end([*outputs, *changed])
     return inputs, steps, outputs
@@ -352,18 +361,16 @@ def _trained(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _arguments(entries: Sequence[Json]) -> list[Any]:
     memory: dict[int, torch.Tensor] = {}
-    return [_argument(entry, memory) for entry in entries]
+    return [of_entry(entry, lambda tensor: _without_values(tensor, memory)) for entry in entries]
 
 
-def _argument(entry: Json, memory: dict[int, torch.Tensor]) -> Any:
-    if isinstance(entry, Mapping):
-        shape, dtype = entry["shape"], getattr(torch, entry["dtype"])
-        if (layout := layout_of(entry.get("layout"))) is None:
-            return torch.empty(shape, dtype=dtype, device=META)
-        if layout.storage not in memory:
-            memory[layout.storage] = torch.empty(layout.extent, dtype=dtype, device=META)
-        return memory[layout.storage].as_strided(shape, layout.stride, layout.offset)
-    return [_argument(part, memory) for part in entry] if isinstance(entry, list) else entry
+def _without_values(entry: Json, memory: dict[int, torch.Tensor]) -> torch.Tensor:
+    shape, dtype = entry["shape"], getattr(torch, entry["dtype"])
+    if (layout := layout_of(entry.get("layout"))) is None:
+        return torch.empty(shape, dtype=dtype, device=META)
+    if layout.storage not in memory:
+        memory[layout.storage] = torch.empty(layout.extent, dtype=dtype, device=META)
+    return memory[layout.storage].as_strided(shape, layout.stride, layout.offset)
 
 
 def _fault(error: BaseException, tape: Tape) -> Json:

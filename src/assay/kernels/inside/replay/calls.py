@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.kernels.inside import submission
+from assay.kernels.inside.problem.values import tensors_in
 from assay.kernels.inside.replay.kernels import NotInLanguageError
 from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.outputs import inexact
@@ -55,7 +56,7 @@ def play(
     blobs = read_inputs()
     assert blobs is not None, "a job has a round for the constructor"
     try:
-        tensors = _tensors(tensors_of(header["init_inputs"], blobs, "cpu"))
+        tensors = tensors_in(tensors_of(header["init_inputs"], blobs, "cpu"))
         player = Player(program, machine, tensors, header["weight_seed"])
         _check_outputs(program, header["outputs"])
     except Exception as error:  # noqa: BLE001 - whatever a program makes the interpreter raise is data
@@ -89,7 +90,7 @@ def _call(
 ) -> tuple[dict[str, Json], list[memoryview] | None]:
     """What is told of one call, and its outputs; None where a fault ends the replay."""
     program = player.program
-    inputs = _tensors(tensors_of(header["inputs"], blobs, "cpu"))
+    inputs = tensors_in(tensors_of(header["inputs"], blobs, "cpu"))
     weights, whole = control.pop("weights"), not control.pop("needed")
     own = {output: _own(entry, blobs) for output, *entry in control.pop("own", ())}
     entry: dict[str, Json] = {}
@@ -114,12 +115,6 @@ def _call(
 def _own(entry: Sequence[Any], blobs: Sequence[memoryview]) -> Own:
     place, offset, stride, same = entry
     return Own(place, offset, tuple(stride), tensors_of([same], blobs, "cpu")[0])
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list) else []
 
 
 def _fault(stage: str, error: Exception, machine: Machine) -> dict[str, Json]:

@@ -64,6 +64,7 @@ def _warm_up_program() -> Json:
             "differs": "",
             "kept": [],
             "once": [],
+            "unchanged": [],
         },
         "kernels": [kernel | {"line": 1}],
     }

@@ -6,7 +6,7 @@ Where kernels run is a `Machine`: `interpreted` (Triton's interpreter) or `on_de
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from assay.kernels.program.form import (
     Variant,
     Window,
     lasting,
+    made_anew,
     of_earlier_calls,
 )
 from assay.types import Json
@@ -158,6 +159,12 @@ class Player:
         self._launches = {id(step): place for place, step in enumerate(_launches(program.steps))}
         self._tuned = any(len(step.variants) > 1 for step in _launches(program.steps))
         self._of_earlier_calls = of_earlier_calls(program)
+        self._left_out: Collection[int] = ()
+        """Steps of forward that the call under way does not run, by id."""
+        places = {True: program.once, False: program.unchanged}
+        self._left_out_after = {key: {id(program.forward[place]) for place in found} for key, found in places.items()}
+        """Those of a call that follows another one, by whether a weight has changed."""
+        self._made_anew = made_anew(program)
         self._tuned_start = any(len(step.variants) > 1 for step in _launches((*program.module, *program.init)))
         self._set_up(Manner(in_order=True, follow=False))
 
@@ -174,7 +181,6 @@ class Player:
         self._given = {window.storage for window in program.inputs if is_whole(window, program)} - self._start.keys()
         known = self._start.keys() | self._given
         self._fresh = [place for place in range(len(program.storages)) if place not in known]
-        self._left_out = {id(program.forward[place]) for place in program.once}
         self._moved: set[int] = set()
         self._row = Row()
 
@@ -202,9 +208,11 @@ class Player:
             self._set_up(
                 Manner(in_order=True, follow=False, configurations=manner.configurations, tuning=manner.tuning)
             )
+        changed = bool(weights or self._moved)
         if manner.restored:
             self.prepare(inputs, manner.poison, weights)
         else:
+            self._left_out = self._left_out_after[changed]
             self._go_on(inputs, manner.poison, weights or {})
         params = [_bytes_of(self.memory.tensor(window)).clone() for _, window in self.program.params]
         follow = manner.follow and self._machine.follows
@@ -212,16 +220,16 @@ class Player:
         state = self.memory.state = State(self.memory.raw, self.memory.granularity, earlier) if earlier else None
         told = self.forward(manner)
         self.memory.state = None
-        left = self._left(state, follows=not manner.restored) if state is not None else ()
+        left = () if state is None else self._left(state, not manner.restored, self._made_anew if changed else ())
         outputs = range(len(self.program.outputs))
         found = [written(self.memory, self.program, place, inputs, own or {}) for place in outputs] if follow else []
         unwritten = tuple(each.unwritten for each in found) if follow else (0,) * len(outputs)
         partly = tuple(place for place, each in enumerate(found) if each.partly)
-        changed = self._changed_params(params, written=follow)
-        return Account(told, unwritten, partly, self._changed_inputs(inputs), changed, tuple(left))
+        written_to = self._changed_params(params, written=follow)
+        return Account(told, unwritten, partly, self._changed_inputs(inputs), written_to, tuple(left))
 
-    def _left(self, state: State, *, follows: bool) -> list[Json]:
-        self._row.take(state, follows=follows)
+    def _left(self, state: State, follows: bool, made_anew: Collection[int]) -> list[Json]:
+        self._row.take(state, follows=follows, made_anew=made_anew)
         results = {window.storage for window in (*self.program.outputs, *self.program.inputs)}
         return self._row.left(results, flows(self.program.forward, lambda kernel: self._kernels[kernel].touches()))
 
@@ -275,7 +283,7 @@ class Player:
         Raises:
             ForgedError: the inputs have another form than the program says.
         """
-        memory = self.memory
+        memory, self._left_out = self.memory, ()
         for place, content in self._start.items():
             memory.restore(place, content)
         memory.fill(self._fresh, poison)
@@ -284,9 +292,7 @@ class Player:
 
     def forward(self, manner: Manner, choose: Choose | None = None) -> dict[str, Json]:
         """The steps of forward, on memory as it is, and what the run says of itself."""
-        steps = self.program.forward
-        if not manner.restored:
-            steps = tuple(step for step in steps if id(step) not in self._left_out)
+        steps = tuple(step for step in self.program.forward if id(step) not in self._left_out)
         return self._run(steps, manner, choose)
 
     def _run(self, steps: Sequence[Step], manner: Manner, choose: Choose | None = None) -> dict[str, Json]:

@@ -61,12 +61,12 @@ class Row:
         self.changed: dict[int, torch.Tensor] = {}
         """Whether any call left it otherwise than the one before it."""
 
-    def take(self, state: State, *, follows: bool) -> None:
+    def take(self, state: State, *, follows: bool, made_anew: Collection[int] = ()) -> None:
         """Take a call into the account. `follows`: it found what another one left; the first one may write what later
-        ones keep."""
+        ones keep. `made_anew`: storages of what it makes of weights that have changed."""
         for place, read in state.read.items():
             self.read[place] = self.read[place] | read if place in self.read else read.clone()
-            changed = state.changed(place) if follows else torch.zeros_like(read)
+            changed = state.changed(place) if follows and place not in made_anew else torch.zeros_like(read)
             self.changed[place] = self.changed[place] | changed if place in self.changed else changed
 
     def left(self, results: Collection[int], steps: Sequence[Flow]) -> list[Json]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from assay.kernels.inside.problem.values import tensors_in
 from assay.kernels.inside.tensors import write
 
 Launched = Literal["host code", "one by one", "cuda graph"]
@@ -80,10 +81,3 @@ def captured(call: Callable[[], None]) -> Callable[[], None] | None:
         torch.cuda.synchronize()
         return None
     return graph.replay
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors among some arguments, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []

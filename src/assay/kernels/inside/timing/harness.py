@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assay.kernels.frames import of_entry
 from assay.kernels.inside.precision import set_precision_policy
+from assay.kernels.inside.problem.values import tensors_in, tensors_of_output
 from assay.kernels.inside.submission import fault, load
-from assay.kernels.inside.tensors import WrongOutputError, as_laid_out, output_bytes, tensors_of
+from assay.kernels.inside.tensors import WrongOutputError, as_laid_out, flat_tensors, output_bytes, tensors_of
 from assay.kernels.inside.timing import masking
-from assay.kernels.inside.timing.contestants import Contestant, Module, Seconds, tensors_in
+from assay.kernels.inside.timing.contestants import Contestant, Module, Seconds
 
 if TYPE_CHECKING:
     from assay.sandbox.base import ReadInputs, WriteOutputs
@@ -177,13 +179,18 @@ class Bench:
                 took, value = self._clock.timed(side.call)
                 seconds.append(took)
                 # Where a candidate keeps its output for the next call, that call must not change this one's.
-                outputs = [_contiguous(_detach(output)) for output in flat_tensors(value)]
+                outputs = [_contiguous(_detach(output)) for output in self._tensors(value)]
                 self._outputs.append([output.clone() for output in outputs])
             digests = [int(masking.digest(output)) for outputs in self._outputs for output in outputs]
         wanted = header["calls"] * len(header["outputs"])
         if len(digests) != wanted:
             raise WrongOutputError(f"{len(digests)} tensors were returned in {header['calls']} calls, not {wanted}")
         return struct.pack(f"<{len(seconds)}d{wanted}Q", *seconds, *(d & 0xFFFFFFFFFFFFFFFF for d in digests))
+
+    def _tensors(self, value: Any) -> list[torch.Tensor]:
+        """Those of an output; a reference may return what is derived from a tuple, as `torch.max` does."""
+        of_reference = self._header["entry"] == "Model"
+        return tensors_of_output(value) if of_reference else flat_tensors(value)
 
     def fetch(self) -> list[memoryview]:
         """The outputs of all calls."""
@@ -202,25 +209,10 @@ def _inputs(header: Json, tensors: Sequence[torch.Tensor]) -> list[Any]:
     """The arguments of one call; their memory is that of the unmasked words, unless they have a layout."""
     memory: dict[int, torch.Tensor] = {}
 
-    def value(entry: Json) -> Any:
-        if isinstance(entry, dict):
-            dtype: torch.dtype = getattr(torch, entry["dtype"])
-            size = header["sizes"][entry["blob"]]
-            dense = tensors[entry["blob"]].view(torch.uint8)[:size].view(dtype).reshape(entry["shape"])
-            return as_laid_out(dense, entry, memory)
-        return [value(part) for part in entry] if isinstance(entry, list) else entry
+    def tensor(entry: Json) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, entry["dtype"])
+        size = header["sizes"][entry["blob"]]
+        dense = tensors[entry["blob"]].view(torch.uint8)[:size].view(dtype).reshape(entry["shape"])
+        return as_laid_out(dense, entry, memory)
 
-    return [value(entry) for entry in header["inputs"]]
-
-
-def flat_tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors of an output in order; whether they are of the right form is checked when they are fetched."""
-    if isinstance(value, dict):
-        return [tensor for name in sorted(value) for tensor in flat_tensors(value[name])]
-    if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in flat_tensors(part)]
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return [value]
-    if type(value) in (bool, int, float):
-        return [torch.tensor(value)]
-    raise WrongOutputError(f"forward returned a {type(value).__name__}; only plain tensors and numbers are compared")
+    return [of_entry(entry, tensor) for entry in header["inputs"]]

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from assay.kernels.inside.problem.values import tensors_in
 from assay.kernels.inside.replay.operators import ForgedError
 from assay.kernels.inside.replay.player import Choose, Machine, Manner, NoRoomError, Player
-from assay.kernels.inside.timing.contestants import Launched, Seconds, captured, tensors_in
+from assay.kernels.inside.timing.contestants import Launched, Seconds, captured
 from assay.kernels.program.form import Launch, Variant
 from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.reading import Refusal, read

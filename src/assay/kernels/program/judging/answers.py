@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from assay.kernels.arrays import HostTensor
 from assay.kernels.numerics.held_inputs import compare_left, held_in
 from assay.kernels.numerics.secret_inputs import InputSet
-from assay.kernels.numerics.tolerance import Comparison, compare
+from assay.kernels.numerics.tolerance import Comparison, compare_bytes
 from assay.kernels.program.jobs import NO_KERNEL, Measured, Replay, rounds_of
 
 LOOP_BYTES = 1 << 18
@@ -58,7 +57,7 @@ class Answers:
         for (dtype, shape), data, exact, allowed in zip(
             self.draw.outputs, outputs[: len(self.draw.outputs)], call.case.exact, tolerances, strict=True
         ):
-            found = compare(HostTensor(dtype, shape, data).array(), exact, allowed)
+            found = compare_bytes(dtype, shape, data, exact, allowed)
             if not found.ok:
                 return found
             worst = found if found.worst >= worst.worst else worst

@@ -1,8 +1,7 @@
-"""What forward returned: what is compared of it, and what its caller could not use as it uses the reference's."""
+"""What forward returned that its caller could not use as it uses the reference's, and what it left of its arguments."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +9,8 @@ import torch
 
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.places import HOST, Places
-from assay.kernels.inside.tensors import WrongOutputError, hidden, is_plain, structure_of, structure_text
+from assay.kernels.inside.tensors import WrongOutputError, check_structure, hidden
 from assay.types import Json
-
-_MOST = 256
-"""Characters of how tensors lie that a message has room for."""
 
 
 def check_returned(value: Any, returned: Sequence[torch.Tensor], header: Json, places: Places, held: Any) -> None:
@@ -27,7 +23,7 @@ def check_returned(value: Any, returned: Sequence[torch.Tensor], header: Json, p
         held: The tensors that its caller holds, which may be returned as they are.
     """
     if "structure" in header:
-        _check_structure(structure_of(value), header["structure"])
+        check_structure(value, header["structure"])
     if name := next(filter(None, map(hidden, returned)), ""):
         raise WrongOutputError(f"forward returned a tensor with a {name:.80} of its own in the place of PyTorch's")
     if away := [place for place, tensor in enumerate(returned) if places.is_away(tensor)]:
@@ -45,30 +41,24 @@ def check_returned(value: Any, returned: Sequence[torch.Tensor], header: Json, p
         )
 
 
-def _check_structure(found: Json, wanted: Json) -> None:
-    """As text: two dictionaries are equal to Python in whatever order they are."""
-    if json.dumps(found) != json.dumps(wanted):
-        raise WrongOutputError(
-            f"forward returned {structure_text(found)[:_MOST]}, the reference returns {structure_text(wanted)[:_MOST]}"
-        )
+class Lists:
+    """The lists among arguments, which whoever gave them still holds."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self._arguments = arguments
+        self._parts = _parts_of(arguments)
+
+    def check(self, doing: str) -> None:
+        """Raises WrongOutputError where one has other parts than at the start."""
+        now = _parts_of(self._arguments)
+        if len(now) != len(self._parts) or any(one is not other for one, other in zip(now, self._parts, strict=True)):
+            raise WrongOutputError(
+                f"{doing} changes a list among its arguments, which its caller still holds: change a copy, list(x)"
+            )
 
 
-def tensors_in(value: Any, returned: bool = False) -> list[torch.Tensor]:
-    """The tensors of an argument or of what forward returned, in the order in which they are compared.
-
-    Raises:
-        WrongOutputError: forward returned what cannot be compared.
-    """
-    kind = type(value)  # of a class of its own, whoever uses it would run its code
-    if is_plain(value):
+def _parts_of(value: Any) -> list[Any]:
+    """A value, and those in it."""
+    if type(value) not in (list, tuple):
         return [value]
-    if kind is list or kind is tuple:
-        return [tensor for part in value for tensor in tensors_in(part, returned)]
-    if kind is dict and all(type(name) is str for name in value):
-        return [tensor for name in sorted(value) for tensor in tensors_in(value[name], returned)]
-    if returned:
-        raise WrongOutputError(
-            f"forward returned a {kind.__name__:.80}; torch.Tensor and torch.nn.Parameter are compared, and tuples, "
-            "lists and dictionaries (by strings) of them: return one of these classes, none that is derived from it"
-        )
-    return []
+    return [value, *(each for part in value for each in _parts_of(part))]
