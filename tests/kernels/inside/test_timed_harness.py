@@ -210,6 +210,6 @@ def test_fake_and_real_have_the_same_interface() -> None:
 
 def test_outputs_are_taken_in_one_order() -> None:
     a, b, c = (torch.full((1,), value) for value in (1.0, 2.0, 3.0))
-    assert [float(t) for t in flat_tensors([{"z": c, "a": a}, (b,), 4])] == [1.0, 3.0, 2.0, 4.0]
-    with pytest.raises(WrongOutputError, match="str"):
-        flat_tensors([a, "b"])
+    assert [float(t) for t in flat_tensors([{"z": c, "a": a}, (b,), 4, None, "b"])] == [3.0, 1.0, 2.0]
+    with pytest.raises(WrongOutputError, match="set"):
+        flat_tensors([a, {1}])

@@ -11,6 +11,7 @@ from assay.kernels.problems.sources import make_problem
 from support.kernel_graders import Bench
 from support.trials import SNAKE, Trials, snaking
 
+T = "where a tensor is"
 PARTS = """
 import torch
 
@@ -123,19 +124,40 @@ def test_what_is_returned_is_of_pytorchs_own_classes(trials: Trials, what: str) 
     assert outcome.end == end and said in outcome.message, outcome
 
 
-@pytest.mark.parametrize("wrong", [{"b": None, "a": None}, {"a": None}, [None, None], {"a": None, "b": [None]}])
+@pytest.mark.parametrize("wrong", [{"b": T, "a": T}, {"a": T}, [T, T], {"a": T, "b": [T]}, {"a": T, "b": T, "c": None}])
 def test_dictionaries_are_compared_in_their_order(wrong: Any) -> None:
     import torch
+    from torch.utils._pytree import tree_map
 
-    from assay.kernels.inside.record.host.returned import check_returned, tensors_in
+    from assay.kernels.inside.record.host.returned import check_returned
     from assay.kernels.inside.record.places import Places
-    from assay.kernels.inside.tensors import WrongOutputError
+    from assay.kernels.inside.tensors import WrongOutputError, flat_tensors, structure_of
 
     found = {"a": torch.empty(1), "b": torch.empty(2)}
-    assert [tensor.numel() for tensor in tensors_in({"b": found["b"], "a": found["a"]}, returned=True)] == [1, 2]
-    check_returned(found, [], {"structure": {"a": None, "b": None}}, Places(), [])
-    with pytest.raises(WrongOutputError, match=r"forward returned \{a: tensor, b: tensor\}"):
-        check_returned(found, [], {"structure": wrong}, Places(), [])
+    assert [tensor.numel() for tensor in flat_tensors({"b": found["b"], "a": found["a"]})] == [2, 1]
+    check_returned(found, [], {"structure": structure_of(dict(found))}, Places(), [])
+    wanted = structure_of(tree_map(lambda part: found["a"] if part == T else part, wrong))
+    with pytest.raises(WrongOutputError, match=r"forward returned \{'a': tensor, 'b': tensor\}"):
+        check_returned(found, [], {"structure": wanted}, Places(), [])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, 1.0), (1, True), ({1: 2}, {"1": 2}), (None, "None"), ((1, 2), (1, 2, None)), ([], {})]
+)
+def test_constants_of_an_output_are_compared_with_their_types(one: Any, other: Any) -> None:
+    from assay.kernels.inside.tensors import WrongOutputError, check_structure, structure_of
+
+    check_structure(one, structure_of(one))
+    with pytest.raises(WrongOutputError):
+        check_structure(one, structure_of(other))
+
+
+@pytest.mark.parametrize("value", [{1}, object(), {1.5: 2}, [iter(())], 1j])
+def test_an_output_that_cannot_be_compared_is_none(value: Any) -> None:
+    from assay.kernels.inside.tensors import structure_of
+
+    with pytest.raises(TypeError, match="cannot be compared"):
+        structure_of(value)
 
 
 def test_a_model_is_a_module(trials: Trials) -> None:

@@ -367,8 +367,10 @@ def test_parameters_and_buffers_stay_the_tensors_that_a_caller_holds(trials: Tri
 
 
 OF_CALLERS = {
-    "another buffer": ("self.register_buffer('more', torch.zeros(4, device=x.device))", "adds more"),
-    "another parameter": ("self.more = nn.Parameter(torch.zeros(4, device=x.device))", "adds more"),
+    "another buffer": ("self.register_buffer('more', torch.zeros(4, device=x.device))", "order (more)"),
+    "another parameter": ("self.more = nn.Parameter(torch.zeros(4, device=x.device))", "order (more)"),
+    "a buffer that is saved no more": ("self._non_persistent_buffers_set.add('shift')", "order (shift)"),
+    "parameters in another order": ("self._buffers['shift'] = self._buffers.pop('shift')", ""),
     "a gradient": ("self.frequency.grad = torch.empty_like(self.frequency)", "is trained"),
     "a frozen parameter": ("self.frequency.requires_grad_(False)", "is trained"),
 }
@@ -383,7 +385,8 @@ def test_forward_leaves_alone_what_is_trained_and_saved(trials: Trials, how: str
         {first}
     return snake(x, self.frequency, torch.empty_like(x))
     """
-    outcome = trials.run(SNAKE, snaking(forward, constructor="self.done = False"))
+    buffers = "; ".join(f"self.register_buffer('{name}', torch.zeros(4))" for name in ("shift", "last"))
+    outcome = trials.run(SNAKE, snaking(forward, constructor=f"self.done = False; {buffers}"))
     assert outcome.end == "wrong" and said in outcome.message, outcome
 
 

@@ -114,7 +114,7 @@ MANY = """
 import torch
 class Model(torch.nn.Module):
     def forward(self, x, scale, pair, flags):
-        return (x.float() * scale).to(torch.bfloat16), {"b": pair[0] + pair[1], "a": ~flags}
+        return (x.float() * scale).to(torch.bfloat16), {"b": ~flags, "a": pair[0] + pair[1]}
 """
 
 

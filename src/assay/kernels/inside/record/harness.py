@@ -339,14 +339,14 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
     for (what, tensor), before in zip((*given, *held), trained, strict=True):
         if not tape.replaced and _trained(tensor) != before:
             tape.replaced = f"forward changes whether and how {what}, which its caller still holds, is trained"
+    if not tape.replaced and (gone := caller.gone()):
+        tape.replaced = f"forward puts another tensor in the place of {gone}, which its caller still holds"
     if not tape.replaced and (now := caller.state()) != names:
         other = sorted({*now} ^ {*names}) or now
         tape.replaced = (
             f"forward changes what is trained, saved and loaded, or in which order ({other[0]:.80}): do it in the "
             "constructor"
         )
-    if not tape.replaced and (gone := caller.gone()):
-        tape.replaced = f"forward puts another tensor in the place of {gone}, which its caller still holds"
     caller.lists.check("forward")
     check_returned(value, returned, header, tape.places, [tensor for _, tensor in (*given, *held)])
     streams.order.end([*outputs, *changed])
