@@ -164,6 +164,18 @@ _ULPS = {
 }
 ULPS = {f"__nv_{name}{'f' * (not place)}": bits[place] for name, bits in _ULPS.items() for place in (0, 1)}
 """By how many last bits a result may differ, as CUDA's documents say; 1 of those that are not here."""
+_FUSED = ("acosh", "asin", "asinh", "atanh", "lgamma", "log", "log10", "log1p", "log2", "pow", "tgamma")
+FUSED = frozenset(f"{prefix}{name}" for name in _FUSED for prefix in ("", "__nv_"))
+"""Those of float64 in which Triton's compiler fuses products that CUDA's does not: its documents do not hold."""
+FUSED_ULPS = 1 << 10
+"""Last bits by which these may be off."""
+_LOST_BY_POWERS = {np.float32: 2.0**-27, np.float64: 2.0**-50}
+
+
+def lost_by_powers(found: Any, power: Any) -> Any:
+    """What is lost of `pow`, as a part of it, where Triton's compiler fuses products of the logarithm, whose last bits
+    the power makes larger: half a last bit of a quotient below 0.35, times up to 0.18 of the power."""
+    return _LOST_BY_POWERS[found.dtype.type] * np.abs(power)
 
 
 def _terms_of_lgamma(found: Any, x: Any) -> Any:

@@ -54,6 +54,8 @@ NORMAL = {
     "fp8e5": 2.0**-14,
 }
 """The least numbers of full precision."""
+_TINY = 5e-324
+"""The least bound above 0."""
 _WHOLE = 2.0**53
 """Up to it float64 has all whole numbers."""
 _fresh = itertools.count(1)
@@ -250,9 +252,12 @@ def or_zero(limits: Any) -> Any:
 
 
 def times(limits: Any, factor: Any) -> Any:
-    """A bound times the size of what it is multiplied by: nothing where it is 0, whatever the factor."""
+    """A bound times the size of what it is multiplied by: nothing where it is 0, whatever the factor, and something
+    where neither is, however small."""
+    if limits is None:
+        return None
     with np.errstate(invalid="ignore"):
-        return None if limits is None else np.where(limits == 0, 0.0, limits * np.abs(factor))
+        return np.where(limits == 0, 0.0, np.maximum(limits * np.abs(factor), np.where(factor == 0, 0.0, _TINY)))
 
 
 def epsilon(dtype: Any) -> float:

@@ -27,7 +27,16 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
 from assay.kernels.inside.triton.error_bounds.certain import settled_results
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN
 from assay.kernels.inside.triton.ledger import current
-from assay.kernels.inside.triton.libdevice import DENORMAL, EXACT, LIBRARY, TERMS, ULPS
+from assay.kernels.inside.triton.libdevice import (
+    DENORMAL,
+    EXACT,
+    FUSED,
+    FUSED_ULPS,
+    LIBRARY,
+    TERMS,
+    ULPS,
+    lost_by_powers,
+)
 
 Rule = Callable[..., Any]
 """Of the result and the operands, all handles: the bound of the result."""
@@ -76,16 +85,19 @@ def function(name: str, exact: Callable[..., Any], *, ulps: int, flushes: bool, 
             limits = np.maximum(limits, _flushed(exact, values, args))
             if _plain(name) in _LOST_AMONG_DENORMALS:
                 limits = np.where(np.logical_or.reduce(np.broadcast_arrays(*map(_is_small, args))), UNKNOWN, limits)
+        bits = FUSED_ULPS if name in FUSED and found.data.dtype == np.float64 else ulps
         if ulps:
             settled = settled_results(name, found.data, [arg.data for arg in args])
             settled = ((settled | (tells & (values == 0))) & (limits == 0)) | ~np.isfinite(values)
-            limits = limits + np.where(
-                settled, 0.0, (ulps + pointwise.UNROUNDED) * last_bits(np.where(settled, 0.0, values), found.dtype)
-            )
+            size = np.where(settled, 0.0, np.abs(values))
+            lost = (bits + pointwise.UNROUNDED) * last_bits(size, found.dtype)
+            if _plain(name) == "pow":
+                lost = lost + size * lost_by_powers(found.data, np.where(settled, 0.0, wide(args[1])))
+            limits = limits + np.where(settled, 0.0, lost)
         limits = _near_the_end(found, values, limits, exact, args, ulps)
         if name in TERMS:
             terms = TERMS[name](found.data, args[0].data)
-            limits = limits + 2.0 * ulps * epsilon(found.dtype) * terms
+            limits = limits + 2.0 * bits * epsilon(found.dtype) * terms
         return limits
 
     return rule

@@ -260,17 +260,30 @@ def quotient(found: Any, lhs: Any, rhs: Any, *, exact: bool = False) -> Any:
         # In 80 bits, whose range has room for products of what is close to the ends of that of float64.
         spread, _ = difference(lhs, rhs, -values.astype(np.longdouble))
         certain = (least > 0) | (or_zero(bound(rhs)) == 0)
-        limits = np.where((spread == 0) & certain, 0.0, np.where(least > 0, spread / least, UNKNOWN)).astype(np.float64)
+        limits = np.where((spread == 0) & certain, 0.0, np.where(least > 0, spread / least, UNKNOWN))
+        limits = np.where(limits > 0, np.maximum(limits.astype(np.float64), least_of(tl.float64)), 0.0)
         limits = rounded(found, limits, lambda: _settled_quotient(lhs, rhs))
         limits = _of_zeros(found, limits, (lhs,))
     if exact:
         return limits
     values = wide(found)
-    plain = ~np.isfinite(values) | (values == 0) | np.broadcast_to(powers_of_two(wide(rhs)), values.shape)
+    by_power = powers_of_two(wide(rhs)) & (or_zero(bound(rhs)) == 0)
+    plain = (
+        ~np.isfinite(values)
+        | np.broadcast_to(by_power, values.shape)
+        | ((values == 0) & ~_may_be_least(found, lhs, rhs))
+    )
     own = np.where(plain, 0.0, (_DIVISION + UNROUNDED) * last_bits(np.where(plain, 0.0, values), found.dtype))
     if np.any(edge := _at_the_edge(found, np.divide, lhs, rhs)):
         own = np.where(edge, UNKNOWN, own)
     return total(limits, own)
+
+
+def _may_be_least(found: Any, lhs: Any, rhs: Any) -> Any:
+    """Quotients so near half the least number that one with other last bits may be that number, and not 0."""
+    with np.errstate(all="ignore"):
+        size = np.abs(wide(lhs).astype(np.longdouble) / wide(rhs).astype(np.longdouble))
+    return size > least_of(found.dtype) / np.longdouble(2.0) * (1.0 - _EDGE)
 
 
 def _settled_quotient(lhs: Any, rhs: Any) -> Any:
