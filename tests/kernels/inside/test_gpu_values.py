@@ -865,6 +865,16 @@ MADE_OTHERWISE = {
         case("tl.cumsum(a, 0, reverse=True)", "float64", double(*[0.1] * 256)),
         1e-13,
     ),
+    "a quotient at half the least number": (
+        case("a / b", "float32", single(7 * 2.0**-120), single(7 * 2.0**30)),
+        2.0**-149,
+    ),
+    "a tiny product of what is inexact": (
+        case("tl.exp(a.to(tl.float64)) * b * b", "float64", single(-300.0), double(2.0**-350)),
+        5e-324,
+    ),
+    "a power of a fused logarithm": (case("libdevice.pow(a, b)", "float32", single(1.387), single(269.0)), 3e32),
+    "a fused logarithm of float64": (case("tl.log(a)", "float64", double(3.0)), 2.0**-43),
     "a quotient at the end of the range": (
         case("a / tl.exp(b).to(tl.float64)", "float64", double(1e-319), single(-60.0)),
         1e-300,

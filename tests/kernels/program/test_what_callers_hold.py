@@ -410,6 +410,70 @@ def test_what_is_kept_by_version_is_kept_by_that_of_all_that_it_is_made_of(trial
     assert outcome.end == end and (not said or f"what it made of {said}" in outcome.message), outcome
 
 
+OF_ALL = "self.frequency._version, self.shift._version, self.codes._version"
+SNAKED = "y = snake(x, self.frequency, torch.empty_like(x))"
+CACHES = {
+    "whole numbers by their own version": ("self.codes._version", "self.made = self.codes.float()", SNAKED, "ok", ""),
+    "whole numbers by a weight's": (
+        "self.frequency._version",
+        "self.made = self.codes.float()",
+        SNAKED,
+        "wrong",
+        "what it made of the buffer codes",
+    ),
+    "an input": (
+        OF_ALL,
+        "self.made = x.clone()",
+        "y = snake(self.made, self.frequency, torch.empty_like(x))",
+        "wrong",
+        "in a call that finds memory as an earlier call left it",
+    ),
+    "an input in a buffer of whole numbers": (
+        "self.frequency._version, self.shift._version",
+        "self.codes[: x.numel()].copy_(x.flatten().view(torch.int32))",
+        "kept = self.codes.view(torch.float32)[: x.numel()].view_as(x)\n"
+        "y = snake(kept, self.frequency, torch.empty_like(x))",
+        "wrong",
+        "",
+    ),
+    "what a kernel uses up": (
+        OF_ALL,
+        "self.made = self.frequency.clone()",
+        "y = snake(x, self.made, torch.empty_like(x))\ncopy_kernel[(1,)](x, self.made, 4, BLOCK=4)",
+        "wrong",
+        "in a call that finds memory as an earlier call left it",
+    ),
+    "a weight, unless one alone has changed": (
+        "(self.frequency._version, self.shift._version) if self.key is None or (self.frequency._version != self.key[0])"
+        " == (self.shift._version != self.key[1]) else self.key",
+        "self.made = torch.cat([self.frequency.detach(), self.shift])",
+        "y = snake(x, self.made, torch.empty_like(x))",
+        "wrong",
+        "what it made of the parameter frequency",
+    ),
+    "another launch where one alone has changed": (
+        "self.frequency._version, self.shift._version",
+        "alone = before is not None and (before[0] == key[0]) != (before[1] == key[1])",
+        f"{SNAKED}\nif alone:\n    y = snake(x, self.frequency, y)",
+        "cheat",
+        "makes 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CACHES)
+def test_what_is_kept_while_no_weight_changes_is_right_in_every_call(trials: Trials, what: str) -> None:
+    versions, made, launched, end, said = CACHES[what]
+    forward = (
+        f"alone, before, key = False, self.key, ({versions})\nif before != key:\n"
+        f"    self.key = key\n{textwrap.indent(made, '    ')}\n{launched}\nreturn y"
+    )
+    shift, codes = "torch.zeros(4)", "torch.zeros(2048, dtype=torch.int32)"
+    buffers = f"self.register_buffer('shift', {shift})\nself.register_buffer('codes', {codes})"
+    outcome = trials.run(SNAKE, snaking(forward, constructor=f"{buffers}\nself.key = None"))
+    assert outcome.end == end and said in outcome.message, outcome
+
+
 @pytest.mark.parametrize("what", KEPT)
 def test_inputs_and_outputs_are_those_of_the_reference(trials: Trials, what: str) -> None:
     write, returned, end, said = KEPT[what]
