@@ -12,7 +12,10 @@ process with hostile code a trace is a hint, no proof: that code can step around
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,6 +157,8 @@ def _measure_of(name: str, schema: Any) -> Measure | None:
         return _recurrent
     if kind == "linalg":
         return _factorisation
+    if (window := re.fullmatch(r"(max|avg)_pool([123])d(_with_indices)?", name)) is not None:
+        return partial(_pooling, int(window[2]))
     return _results if kind in ("index", "embedding") else _elements
 
 
@@ -204,6 +209,15 @@ def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) ->
 def _transposed_convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """Elements of the input times the weights by which each is spread."""
     return int(args[0].numel() * (args[1].numel() // max(1, args[1].shape[0])))
+
+
+def _pooling(dimensions: int, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Elements of the result times those of the window that each is made of."""
+    made = result[0] if isinstance(result, _LISTS) else result
+    extents = args[1] if len(args) > 1 else kwargs["kernel_size"]
+    extents = [extents] if isinstance(extents, int) else list(extents)
+    window = math.prod(extents) ** (dimensions if len(extents) == 1 else 1)
+    return max(int(made.numel() * window), _elements(args, kwargs, result))
 
 
 def _attention(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:

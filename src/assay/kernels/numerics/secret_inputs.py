@@ -21,6 +21,7 @@ from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.base import Precision
 from assay.kernels.numerics.families import FAMILIES, Family
 from assay.kernels.numerics.held_inputs import Form, forms_of
+from assay.kernels.numerics.rearranged import only_moves
 from assay.kernels.numerics.reference import Perturbation, ReferenceProcess, ReferenceResult, screening_of
 from assay.kernels.numerics.screening import Case, Screening
 from assay.kernels.problems.scaling import ScaledProblem
@@ -67,6 +68,8 @@ class InputSet:
     """Arithmetic that the reference's constructor does on what it draws."""
     meeting: frozenset[tuple[int, int]] = frozenset()
     """The pairs of tensors in the reference's output that lie in the same memory (`arrays.meetings`)."""
+    rearranged: bool = False
+    """Whether its outputs are elements of the inputs at fixed places, and constants (`rearranged.only_moves`)."""
 
     def trials(self, asked: int) -> int:
         """How many calls there are where so many are asked for: one at least on each family of inputs."""
@@ -198,6 +201,7 @@ class InputBank:
             result.structure,
             result.init_work,
             result.meeting,
+            only_moves(cases),
         )
 
     def _far(

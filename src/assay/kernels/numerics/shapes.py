@@ -37,6 +37,8 @@ class Shapes:
     inputs: tuple[Json, ...]
     work: Mapping[str, tuple[int, int]]
     """What PyTorch does for the reference: operator -> calls and work."""
+    rearranged: bool = False
+    """Whether it only moves elements, as found where it was run (`InputSet.rearranged`)."""
 
 
 def shapes_of_answer(header: Mapping[str, Json]) -> Shapes:

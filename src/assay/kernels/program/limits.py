@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+GRID = (2**31 - 1, 65535, 65535)
+"""The most programs along each axis that a GPU takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -7,11 +7,11 @@ Names are those of `operators.normal_name`, without overload and in-place unders
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Literal
 
 from assay.kernels.operators import is_heavy, kind_of, normal_name
-from assay.kernels.program.form import DTYPES, Operation, Value, Window, windows_in
+from assay.kernels.program.form import DTYPES, Launch, Operation, Program, Value, Window, operations_in, windows_in
 
 Role = Literal["fill", "move", "arithmetic", "random", "heavy", "unknown"]
 
@@ -183,6 +183,12 @@ def rearranges(operation: Operation) -> bool:
     return not read or len({_places(window) for window in (*read, *operation.outs)}) > 1
 
 
+def casts(operation: Operation) -> bool:
+    """Whether a move makes another dtype of what it reads."""
+    read = [window for value in elements_read(operation) for window in windows_in(value)]
+    return role_of(operation) == "move" and any(one.dtype != out.dtype for one in read for out in operation.outs)
+
+
 def _places(window: Window) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Which elements of its storage a window shows, in their order."""
     extents = zip(window.size, window.stride, strict=True)
@@ -225,15 +231,33 @@ def arithmetic_of(operation: Operation) -> int:
         return max(2 * _taps(operation, made), largest)
     if kind == "reduction":
         return max(largest - made, made)
+    if kind == "pooling":
+        return max(made * _pooled(operation), largest)
     return largest * (4 if is_heavy(base_name(operation)) else _steps(operation))
 
 
 def _wraps(window: Window, out: Window) -> bool:
-    """Whether whole numbers are cast to a type of less than 32 bits that does not hold all of theirs."""
+    """Whether whole numbers are cast to a type of less than 32 bits that does not hold all of theirs. A replay sees to
+    it that 32 bits hold what is cast to them, as indices are."""
     if is_fraction(window) or is_fraction(out) or "bool" in (window.dtype, out.dtype) or window.dtype == out.dtype:
         return False
     unsigned = out.dtype.startswith("u") and not window.dtype.startswith("u")
     return DTYPES[out.dtype] < 4 and (unsigned or DTYPES[out.dtype] <= DTYPES[window.dtype])
+
+
+def wide_casts(operation: Operation) -> list[tuple[Window, Window]]:
+    """What is read and written by a cast of whole numbers to a type of 32 or 64 bits that does not hold all of them."""
+    read = [window for value in elements_read(operation) for window in windows_in(value)]
+    if role_of(operation) != "move":
+        return []
+    return [(one, out) for one in read for out in operation.outs if _narrows(one, out)]
+
+
+def _narrows(window: Window, out: Window) -> bool:
+    whole = not (is_fraction(window) or is_fraction(out) or "bool" in (window.dtype, out.dtype))
+    signs = out.dtype.startswith("u") != window.dtype.startswith("u")
+    few = DTYPES[out.dtype] < DTYPES[window.dtype] or (signs and DTYPES[out.dtype] <= DTYPES[window.dtype])
+    return whole and DTYPES[out.dtype] >= 4 and (few or (signs and out.dtype.startswith("u")))
 
 
 def _has_steps(operation: Operation) -> bool:
@@ -283,6 +307,15 @@ def _contracted(operation: Operation) -> int:
     return left.size[-1] * (left.size[0] if name == "addbmm" else 1)
 
 
+def _pooled(operation: Operation) -> int:
+    """Elements that each result of a pooling is made of."""
+    extents = operation.args[1] if len(operation.args) > 1 else dict(operation.kwargs).get("kernel_size")
+    if base_name(operation).startswith("_adaptive") or not isinstance(extents, tuple):
+        return 1
+    sizes = [extent for extent in extents if isinstance(extent, int)]
+    return math.prod(sizes) ** (2 if len(sizes) == 1 else 1)
+
+
 def _taps(operation: Operation, made: int) -> int:
     """Multiply-adds of a convolution: each result sees the weights of a filter, and in a transposed one each element of
     the input is spread by them."""
@@ -291,6 +324,39 @@ def _taps(operation: Operation, made: int) -> int:
     if not isinstance(taken, Window) or not isinstance(weight, Window):
         return made
     return (_lanes(taken) if given.get("transposed") else made) * math.prod(weight.size[1:])
+
+
+def dtypes_of(program: Program) -> dict[int, set[str]]:
+    """Of each storage the dtypes under which it is given, written, handed to kernels or returned."""
+    found: dict[int, set[str]] = {}
+    held = (window for _, window in (*program.params, *program.buffers))
+    handed = (window for step in program.steps if isinstance(step, Launch) for window in _handed(step))
+    written = (out for operation in operations_in(program.steps, tuning=True) for out in operation.outs)
+    for window in (*program.inputs, *program.init_inputs, *program.outputs, *held, *handed, *written):
+        found.setdefault(window.storage, set()).add(window.dtype)
+    return found
+
+
+def _handed(launch: Launch) -> Iterator[Window]:
+    for variant in launch.variants:
+        for _, value in variant.args:
+            yield from windows_in(value)
+
+
+def regrouped(operation: Operation, dtypes: Mapping[int, Set[str]]) -> int:
+    """Elements that a move takes for other numbers than they are elsewhere: bytes of wider ones, the bits of fractions.
+    That shifts, masks and joins, which is arithmetic. Complex numbers are pairs, and truth values bytes."""
+    if role_of(operation) != "move":
+        return 0
+    read = [window for value in operation.values for window in windows_in(value)]
+    other = any(_unlike(window.dtype, dtype) for window in (*read, *operation.outs) for dtype in dtypes[window.storage])
+    return max((window.elements for window in (*read, *operation.outs)), default=0) if other else 0
+
+
+def _unlike(one: str, other: str) -> bool:
+    if "complex" in one or "complex" in other or {one, other} <= {"bool", "uint8"}:
+        return False
+    return one != other
 
 
 def reference_arithmetic(work: Mapping[str, tuple[int, int]]) -> int:

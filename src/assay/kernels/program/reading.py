@@ -35,7 +35,7 @@ from assay.kernels.program.form import (
     Window,
     contradiction,
 )
-from assay.kernels.program.limits import Limits, option_fault
+from assay.kernels.program.limits import GRID, Limits, option_fault
 
 T = TypeVar("T")
 
@@ -47,8 +47,6 @@ LANGUAGE_DTYPES = frozenset(
         *("float16", "bfloat16", "float32", "float64", "float8e5", "float8e4nv", "float8e4b8", "float8e4b15"),
     }
 )
-GRID = (2**31 - 1, 65535, 65535)
-"""The most programs along each axis that a GPU takes."""
 _OPERATOR = re.compile(r"(?:[a-z_][a-z0-9_]{0,40}::)?_{0,2}[a-zA-Z][a-zA-Z0-9_]{0,60}(?:\.[a-zA-Z][a-zA-Z0-9_]{0,40})?")
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _FIELDS = {

@@ -22,7 +22,16 @@ from assay.kernels.program.form import (
     operations_in,
     windows_in,
 )
-from assay.kernels.program.operations import arithmetic_of, base_name, moved_bytes, rearranges, role_of
+from assay.kernels.program.operations import (
+    arithmetic_of,
+    base_name,
+    casts,
+    dtypes_of,
+    moved_bytes,
+    rearranges,
+    regrouped,
+    role_of,
+)
 from assay.kernels.program.weight_work import weight_work
 
 Rule = Literal[
@@ -66,7 +75,9 @@ class Finding:
     refused: bool = True
 
 
-def static_findings(program: Program, reference: int, policy: Policy = "strict", slack: float = 1.0) -> list[Finding]:
+def static_findings(
+    program: Program, reference: int, policy: Policy = "strict", slack: float = 1.0, *, rearranged: bool = False
+) -> list[Finding]:
     """All rules that need no replay.
 
     Args:
@@ -75,12 +86,13 @@ def static_findings(program: Program, reference: int, policy: Policy = "strict",
         policy: `partial` lets PyTorch do up to half of the work.
         slack: Times the shares of arithmetic and moves that are allowed. Sums of split products are a larger share of a
             smaller product, and rows of odd lengths have to be padded.
+        rearranged: Whether the reference only moves elements, whatever it is traced to compute.
     """
     found = [*launches(program), *operators(program), *constants(program), *calls(program), *written(program)]
     if policy == "partial":
         return [*found, *partial_share(program, reference)]
     strict = [*heavy_operators(program), *host_arithmetic(program, reference, slack), *moves(program, slack)]
-    return [*found, *strict, *rearrangement(program, reference)]
+    return [*found, *strict, *(rearrangement(program) if rearranged or not reference else ())]
 
 
 def launches(program: Program) -> list[Finding]:
@@ -159,8 +171,12 @@ def host_arithmetic(program: Program, reference: int, slack: float = 1.0) -> lis
 
 def _host_arithmetic(program: Program) -> list[tuple[int, Operation]]:
     """What each operator of forward's and of the import's computes."""
-    steps = operations_in((*program.module, *program.forward))
-    return [(amount, operation) for operation in steps if (amount := arithmetic_of(operation))]
+    dtypes = dtypes_of(program)
+    counted = (
+        (max(arithmetic_of(operation), regrouped(operation, dtypes)), operation)
+        for operation in operations_in((*program.module, *program.forward))
+    )
+    return [(amount, operation) for amount, operation in counted if amount]
 
 
 def arithmetic_share(program: Program, reference: int) -> float:
@@ -196,15 +212,21 @@ def beside_kernels(program: Program, done: int, policy: Policy = "strict") -> li
     return [Finding("arithmetic", said, worst.line)]
 
 
-def rearrangement(program: Program, reference: int) -> list[Finding]:
-    """Where the reference computes nothing, moving elements is the work: PyTorch may then put none elsewhere."""
-    if reference:
-        return []
+def rearrangement(program: Program) -> list[Finding]:
+    """Where the reference computes nothing, moving elements is the work: PyTorch may then put none elsewhere, nor cast
+    them, nor choose which are copied or filled."""
     return [
         Finding("moves", f"PyTorch's {base_name(operation)} moves what a kernel is asked to move", operation.line)
         for operation in operations_in((*program.module, *program.forward))
-        if rearranges(operation)
+        if rearranges(operation) or casts(operation) or _is_of_a_part(program, operation)
     ]
+
+
+def _is_of_a_part(program: Program, operation: Operation) -> bool:
+    """Whether an operator fills or copies less than all of a storage."""
+    return role_of(operation) in ("fill", "move") and any(
+        out.nbytes != program.storages[out.storage] or 0 in out.stride for out in operation.outs if out.elements > 1
+    )
 
 
 def moves(program: Program, slack: float = 1.0) -> list[Finding]:

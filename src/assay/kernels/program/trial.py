@@ -73,7 +73,7 @@ def _attempt(
     if isinstance(found, NotRecorded):
         return Outcome(_end_of(found), found.message, found.line, stage="record", cpu_s=cpu_s, examined=examined)
     reference = reference_arithmetic(draw.work)
-    findings = tuple(rules.static_findings(found.program, reference, policy, slack))
+    findings = tuple(rules.static_findings(found.program, reference, policy, slack, rearranged=draw.rearranged))
     if (first := first_refused(findings)) is not None:
         return Outcome("cheat", first.message, first.line, findings, "rules", cpu_s=cpu_s, examined=examined)
     share = rules.arithmetic_share(found.program, reference)

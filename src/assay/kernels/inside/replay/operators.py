@@ -16,7 +16,7 @@ from assay.kernels.inside.replay.state import State
 from assay.kernels.inside.triton.ledger import OutOfBoundsError, UnsupportedError, WrongValueError
 from assay.kernels.operators import kind_of
 from assay.kernels.program.form import Name, Operation, Value, Window, windows_in
-from assay.kernels.program.operations import CONSTANT_FILLS, base_name, elements_read, role_of
+from assay.kernels.program.operations import CONSTANT_FILLS, base_name, elements_read, role_of, wide_casts
 
 _QUOTIENTS = frozenset({"div", "floor_divide", "remainder", "fmod"})
 """Those that whole numbers are divided by."""
@@ -61,6 +61,7 @@ def _run(memory: Memory, operation: Operation) -> None:
     _check_places(operation, operator)
     _check_clash(operation, operator)
     _check_truth(memory, operation, operator)
+    _check_casts(memory, operation)
     _check_quotients(memory, operation, operator)
     if memory.others:
         _check_reach(memory, operation)
@@ -118,6 +119,18 @@ def _check_truth(memory: Memory, operation: Operation, operator: Any) -> None:
             raise WrongValueError(
                 f"line {operation.line}: {base_name(operation)} reads a truth value whose byte is neither 0 nor 1, and "
                 "a GPU may keep that byte. Store 0 or 1"
+            )
+
+
+def _check_casts(memory: Memory, operation: Operation) -> None:
+    """Raises WrongValueError for whole numbers that the type does not hold to which they are cast: that wraps."""
+    for window, out in wide_casts(operation):
+        held = torch.iinfo(getattr(torch, out.dtype))
+        values = memory.tensor(window).cpu().numpy()
+        if values.size and (int(values.min()) < held.min or int(values.max()) > held.max):
+            raise WrongValueError(
+                f"line {operation.line}: {base_name(operation)} casts whole numbers to {out.dtype} that it does not "
+                "hold, which wraps them: do that in a kernel"
             )
 
 

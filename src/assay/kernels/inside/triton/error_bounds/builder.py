@@ -120,10 +120,12 @@ def _ruled(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
             sharing.note_twins(found, args, fused=adds and current().fuses)
         known = [arg for arg in args if type(arg) is engine.TensorHandle and arg.attr and carries(arg)]
         if cast:
-            choices.note_whole(found, args[0])
-            choices.keep_within_bytes(found, args[0])
+            bits = name == "create_bitcast"
+            if not bits:  # which converts no value
+                choices.note_whole(found, args[0])
+                choices.keep_within_bytes(found, args[0])
             if current().fuses:
-                sharing.keep_loss_of_cast(found, args[0], bits=name == "create_bitcast")
+                sharing.keep_loss_of_cast(found, args[0], bits=bits)
         if not (always or known or (adds and current().any_order)) and noted.unspecified is None:
             return found
         operands = _handles(args)
