@@ -11,6 +11,7 @@ import pytest
 from assay.kernels.arrays import Array, host_tensor
 from assay.kernels.numerics import secret_inputs
 from assay.kernels.numerics.families import FAMILIES
+from assay.kernels.numerics.rearranged import only_moves
 from assay.kernels.numerics.reference import ReferenceProcess, ReferenceResult, fit_problem, screening_of
 from assay.kernels.numerics.screening import Case, Screening, screen
 from assay.kernels.numerics.secret_inputs import InputBank
@@ -210,3 +211,30 @@ def test_a_problem_is_screened_beside_the_event_loop(
     monkeypatch.setattr(secret_inputs, "screening_of", watched)
     asyncio.run(InputBank(unscaled(shipped()["1/1"]), reference_process).ready())
     assert threads and threading.main_thread() not in threads
+
+
+MOVES = {
+    "a mask": ("x * torch.tril(torch.ones_like(x))", True),
+    "repeated elements": ("nn.functional.interpolate(x[None], scale_factor=2, mode='nearest')", True),
+    "the other way round": ("x.flip(0), x[:, ::2]", True),
+    "beside zeros": ("torch.cat([torch.zeros_like(x), x.t().reshape(6, 40)])", True),
+    "windows": ("nn.functional.unfold(x[None, None], 3)", True),
+    "positive ones alone": ("torch.relu(x)", False),
+    "the largest": ("x.max(1).values", False),
+    "in order": ("x.sort(1).values", False),
+    "beside a sum": ("x, x.sum(1)", False),
+    "a sign": ("-x", False),
+    "a rounding": ("x.bfloat16().float()", False),
+    "one of forty": ("torch.cat([x[:, 1:], torch.sin(x[:, :1])], 1)", False),
+}
+
+
+@pytest.mark.parametrize("what", MOVES)
+def test_a_reference_that_only_moves_elements_is_known_by_its_values(
+    reference_process: ReferenceProcess, what: str
+) -> None:
+    returned, expected = MOVES[what]
+    code = module(f"return {returned}", inputs="[torch.randn(6, 40)]")
+    result = reference_process.evaluate(code, input_seed=3, weight_seed=0)
+    assert only_moves(result.cases) is expected
+    assert not only_moves(result.cases[:1])

@@ -49,6 +49,13 @@ def batch_norm(x_ptr, w_ptr, b_ptr, out_ptr, R, F, eps, B: tl.constexpr):
     tl.store(out_ptr + r * F + f, tl.maximum(y, 0.0), mask=r < R)
 
 
+@triton.jit
+def lower(x_ptr, out_ptr, n, F, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+    tl.store(out_ptr + i, tl.where(i % F <= i // F, x, 0.0), mask=i < n)
+
+
 def multiplied(x, w):
     out = x.new_empty((x.shape[0], w.shape[1]))
     product[(x.shape[0],)](x, w, out, x.shape[1], w.shape[1], B=32)
@@ -123,7 +130,29 @@ out = torch.empty_like(x)
 batch_norm[(x.shape[1],)](x, self.bn["weight"], self.bn["bias"], out, x.shape[0], x.shape[1], 1e-5, B=64)
 return out
 """
+MASKED = problem("masked", "pass", "x * torch.tril(torch.ones_like(x))", "torch.randn(32, 24)")
+DOUBLED = problem("doubled", "pass", "F.interpolate(x, scale_factor=2, mode='nearest')", "torch.randn(2, 3, 8, 8)")
+UNPACKED = problem("unpacked", "pass", "(x >> 8) & 255", "torch.randint(0, 1 << 30, (32, 24), dtype=torch.int32)")
+WRAPPED = problem("wrapped", "pass", "(x + 2**31) % 2**32 - 2**31", "torch.randint(-(1 << 40), 1 << 40, (32, 24))")
+BY_FILLS = "y = copied(x)\nfor row in range(x.shape[0]):\n    y[row, row + 1 :].zero_()\nreturn y"
+BY_SLICES = """
+y, z = copied(x), torch.zeros_like(x)
+for row in range(x.shape[0]):
+    z[row, : row + 1].copy_(y[row, : row + 1])
+return z
+"""
+BY_EXPANSION = (
+    "b, c, h, w = x.shape\nreturn copied(x)[:, :, :, None, :, None].expand(b, c, h, 2, w, 2).reshape(b, c, 16, 16)"
+)
+BY_BYTES = "y = copied(x).view(torch.uint8).view(*x.shape, 4)\nreturn y[..., 1].to(torch.int32)"
+LOWER = "y = torch.empty_like(x)\nlower[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), x.shape[1], BLOCK=64)\nreturn y"
 STRICT = {
+    "a mask by a kernel": ("ok", MASKED, candidate("pass", LOWER)),
+    "a mask by fills of PyTorch's": ("cheat", MASKED, candidate("pass", BY_FILLS)),
+    "a mask by copies of slices": ("cheat", MASKED, candidate("pass", BY_SLICES)),
+    "elements that PyTorch repeats": ("cheat", DOUBLED, candidate("pass", BY_EXPANSION)),
+    "bytes of whole numbers": ("cheat", UNPACKED, candidate("pass", BY_BYTES)),
+    "a cast that wraps": ("wrong", WRAPPED, candidate("pass", "return copied(x).to(torch.int32).to(torch.int64)")),
     "what a wasteful reference comes to, by PyTorch": ("cheat", WASTES, candidate(WASTEFUL, BY_ALGEBRA)),
     "statistics of a norm": ("ok", IN_EVAL, candidate(NORM, normed(STATISTICS))),
     "a norm without its statistics": ("wrong", IN_EVAL, candidate(NORM, normed(FRESH))),

@@ -212,11 +212,37 @@ def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
     shifted = operation("copy_.default", other, half, outs=(other,))
     named = operation("copy_.default", other, outs=(other,), src={"window": half})
     in_place = operation("copy_.default", half, window(0, (N // 2,)), outs=(half,))
-    assert not rules.rearrangement(forward(in_place), 0)
-    assert not rules.rearrangement(forward(same), 0)
-    for step in (transposed, flipped, shifted, named):
-        assert rules.rearrangement(forward(step), 0)[0].refused
-        assert not rules.rearrangement(forward(step), 1)
+    cast = operation("_to_copy.default", window(0), outs=(window(2, dtype="float16"),), dtype={"dtype": "float16"})
+    cleared = operation("zero_.default", half, outs=(half,))
+    whole = operation("zero_.default", window(2), outs=(window(2),))
+    for step in (same, whole):
+        assert not rules.rearrangement(forward(step))
+    for step in (transposed, flipped, shifted, named, in_place, cast, cleared):
+        assert rules.rearrangement(forward(step))[0].refused
+        assert any(found.rule == "moves" for found in rules.static_findings(forward(step), 0))
+        found = rules.static_findings(forward(step), 10**6, rearranged=True)
+        assert any(each.rule == "moves" for each in found)
+        assert not rules.static_findings(forward(step), 10**6)
+
+
+@pytest.mark.parametrize(
+    ("read", "made", "counted"), [("uint8", "uint8", 4 * N), ("int32", "int32", N), ("float32", "float32", 0)]
+)
+def test_moves_that_take_memory_for_other_numbers_are_arithmetic(read: str, made: str, counted: int) -> None:
+    size = (4 * N,) if read == "uint8" else (N,)
+    step = operation("clone.default", window(0, size, read), outs=(window(1, size, made),))
+    total = rules.arithmetic_share(forward(step), 1)
+    assert total == counted and bool(rules.host_arithmetic(forward(step), 0)) == bool(counted)
+
+
+@pytest.mark.parametrize(
+    ("name", "extents", "expected"),
+    [("avg_pool2d.default", [3], 9 * 16), ("avg_pool2d.default", [3, 5], 15 * 16), ("avg_pool2d.default", [1], 64)],
+)
+def test_pooling_takes_as_many_operations_as_its_windows_have_elements(
+    name: str, extents: list[int], expected: int
+) -> None:
+    assert priced(name, window(0, (1, 8, 8)), extents, out=(1, 4, 4)) == expected
 
 
 def test_wide_elements_count_as_the_narrow_ones_that_they_hold() -> None:
@@ -359,7 +385,7 @@ def test_fills_with_what_a_tensor_holds() -> None:
     """`fill_` of a tensor moves and rounds, `linspace` of tensors computes; a shape or a number does neither."""
     filled = operation("fill_.Tensor", window(1), window(0, (1,)), outs=(window(1),))
     assert role_of(forward(filled).forward[0]) == "move"  # type: ignore[arg-type]
-    assert any(found.rule == "moves" for found in rules.rearrangement(forward(filled), 0))
+    assert any(found.rule == "moves" for found in rules.rearrangement(forward(filled)))
     ends = operation("linspace.Tensor_Tensor", window(0, (1,)), window(2, (1,)), 8, outs=(window(1),))
     assert role_of(forward(ends).forward[0]) == "unknown"  # type: ignore[arg-type]
     for plain in (
