@@ -741,6 +741,12 @@ KNOWN = {
         single(*range(16)),
     ),
     "a guarded shift": case("tl.where(b < 32, a << b, 0)", "int32", whole(1, 1), whole(40, 3)),
+    "the bits of a number of eight bits": case(
+        "a.to(tl.float8e4nv).to(tl.uint8, bitcast=True)", "uint8", single(320.0, 1.0)
+    ),
+    "a half of what bits make": case(
+        "(a + 0).to(tl.float32, bitcast=True).to(tl.bfloat16)", "bfloat16", whole(0x3FC00000, 0x40000000)
+    ),
     "a quotient by a power of two": case("a / b", "float32", single(3.7, 5.0), single(4.0, 0.5)),
     "whole powers of two": case("tl.exp2(a)", "float32", single(0.0, 3.0, 30.0)),
     "an exponential of zero": case("tl.exp(a)", "float32", single(0.0)),
