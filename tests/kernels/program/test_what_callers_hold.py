@@ -394,6 +394,12 @@ VERSIONS = {
     "of everything": ("self.frequency._version, self.shift._version", "ok", ""),
     "of a parameter": ("self.frequency._version", "wrong", "the buffer shift"),
     "of a buffer": ("self.shift._version", "wrong", "the parameter frequency"),
+    "added up": ("self.frequency._version + self.shift._version", "ok", ""),
+    "added up by sum": ("sum(each._version for each in (self.frequency, self.shift))", "ok", ""),
+    "by their bits": ("self.frequency._version ^ self.shift._version", "unsupported", ""),
+    "with factors": ("2 * self.frequency._version - self.shift._version", "unsupported", ""),
+    "by what is left": ("self.frequency._version % 16, self.shift._version % 16", "unsupported", ""),
+    "as texts": ("str(self.frequency._version), str(self.shift._version)", "unsupported", ""),
 }
 
 

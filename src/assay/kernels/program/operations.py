@@ -349,7 +349,9 @@ def regrouped(operation: Operation, dtypes: Mapping[int, Set[str]]) -> int:
     if role_of(operation) != "move":
         return 0
     read = [window for value in operation.values for window in windows_in(value)]
-    other = any(_unlike(window.dtype, dtype) for window in (*read, *operation.outs) for dtype in dtypes.get(window.storage, ()))
+    other = any(
+        _unlike(window.dtype, dtype) for window in (*read, *operation.outs) for dtype in dtypes.get(window.storage, ())
+    )
     return max((window.elements for window in (*read, *operation.outs)), default=0) if other else 0
 
 

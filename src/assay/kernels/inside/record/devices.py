@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from assay.kernels.inside.pretend_cuda import DEVICE, OnCpu
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.host import answers, plain
-from assay.kernels.inside.record.host.addresses import SeenStorage
+from assay.kernels.inside.record.host.addresses import SeenStorage, Version
 from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_named
 from assay.kernels.inside.record.reads import RAISED, NotRecordableError, raised
 from assay.kernels.inside.record.tape import Tape
@@ -205,7 +205,7 @@ class Pretended(OnCpu):
                 "there differs between devices. Remember what you have changed"
             )
         self.versions[id(tensor)] = tensor
-        return torch.Tensor._version.__get__(tensor)  # type: ignore[attr-defined]
+        return Version(torch.Tensor._version.__get__(tensor))  # type: ignore[attr-defined]
 
     def _equal(self, tensor: torch.Tensor, other: Any) -> Any:
         if other is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -104,6 +105,78 @@ def _refuse() -> NoReturn:
 def is_gone(storage: torch.UntypedStorage) -> bool:
     """Whether host code has no tensor left in a storage that is held here."""
     return bool(torch._C._storage_Use_Count(storage._cdata) <= 1)
+
+
+class Version:
+    """What `_version` gives: it grows with each change. Good for comparing, alone or in tuples, dictionaries and sums;
+    what else is made of it may be the same for two."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int  # to isinstance(), as on a GPU
+
+    def _ordered(self, other: object, by: Callable[[int, int], bool]) -> bool:
+        return by(self._count, _count_of(other))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) in (int, Version) and self._count == _count_of(other)
+
+    def __hash__(self) -> int:
+        return hash((_SALT, self._count))
+
+    def __lt__(self, other: object) -> bool:
+        return self._ordered(other, operator.lt)
+
+    def __le__(self, other: object) -> bool:
+        return self._ordered(other, operator.le)
+
+    def __gt__(self, other: object) -> bool:
+        return self._ordered(other, operator.gt)
+
+    def __ge__(self, other: object) -> bool:
+        return self._ordered(other, operator.ge)
+
+    def __add__(self, other: object) -> Version:
+        return Version(self._count + _count_of(other))
+
+    __radd__ = __add__
+
+    def _refused(self, *_: object) -> NoReturn:
+        _refuse_version()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        _refuse_version()
+
+    __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __truediv__ = __rfloordiv__ = __rtruediv__ = _refused
+    __mod__ = __rmod__ = __lshift__ = __rshift__ = __rlshift__ = __rrshift__ = __and__ = __rand__ = _refused
+    __or__ = __ror__ = __xor__ = __rxor__ = __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __neg__ = _refused
+    __pos__ = __abs__ = __invert__ = __bool__ = __int__ = __index__ = __float__ = __complex__ = __round__ = _refused
+    __trunc__ = __floor__ = __ceil__ = __str__ = __repr__ = __format__ = __reduce_ex__ = __reduce__ = _refused
+    __getnewargs__ = __sizeof__ = _refused
+
+
+_SALT = random.SystemRandom().getrandbits(64)
+"""No number that is made of hashes is one of versions."""
+
+
+def _count_of(other: object) -> int:
+    if type(other) is Version:
+        return other._count
+    if type(other) is not int:
+        _refuse_version()
+    return other
+
+
+def _refuse_version() -> NoReturn:
+    raise NotRecordableError(
+        "host code computes with a _version, of which several may give one number: compare versions with ==, alone or "
+        "in a tuple of those of all that is kept"
+    )
 
 
 class SeenStorage:

@@ -28,7 +28,7 @@ _METHODS = (
 _FUNCTIONS = (
     *("numel", "is_floating_point", "is_complex", "is_signed", "is_same_size", "is_inference", "is_conj", "is_neg"),
     *("is_tensor", "result_type", "can_cast", "promote_types", "broadcast_shapes", "get_default_device"),
-    *("_has_compatible_shallow_copy_type", "is_distributed", "is_storage", "get_device"),
+    *("_has_compatible_shallow_copy_type", "is_distributed", "is_storage", "get_device", "_assert"),
 )
 
 
@@ -76,6 +76,9 @@ def _is_tensors(answer: Any) -> bool:
 
 
 def _gives_nothing(function: Any) -> bool:
-    """Whether a function is there for what it does."""
+    """Whether a function is there for what it does: by its name, or an operator by its schema."""
+    overloads = [getattr(function, name) for name in function.overloads()] if hasattr(function, "overloads") else []
+    if schemas := [each._schema for each in overloads or [function] if hasattr(each, "_schema")]:
+        return not any(schema.returns for schema in schemas)
     name = getattr(function, "__name__", "")
     return name in ("__set__", "__setitem__", "__delitem__", "__delete__") or (name.endswith("_") and "__" not in name)

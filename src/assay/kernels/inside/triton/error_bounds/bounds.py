@@ -38,8 +38,11 @@ _EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-23, "fp64": 2.0**-5
 """Last bits of numbers from 1 to 2."""
 _LEAST = {"fp16": 2.0**-24, "bf16": 2.0**-133, "fp32": 2.0**-149, "fp64": 5e-324, "fp8e4nv": 2.0**-9, "fp8e5": 2.0**-16}
 """The least numbers above 0."""
-_CARRIED = frozenset((_BOUND, _LOSS, JOINS, NARROW, OF_WHOLE))
-_INEXACT = _CARRIED - {OF_WHOLE}
+WAS = "narrow type"
+"""Attribute: the name of the type from which a fraction was cast to a wider one, or from which the operands were of
+whose product it is made."""
+_CARRIED = frozenset((_BOUND, _LOSS, JOINS, NARROW, OF_WHOLE, WAS))
+_INEXACT = _CARRIED - {OF_WHOLE, WAS}
 LARGEST = {
     **{"fp16": 65504.0, "bf16": 3.3895e38, "fp32": 3.4028235e38, "fp64": sys.float_info.max},
     **{"fp8e4nv": 448.0, "fp8e5": 57344.0},

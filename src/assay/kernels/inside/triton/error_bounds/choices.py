@@ -174,10 +174,12 @@ def exclusive(found: Any, lhs: Any, rhs: Any) -> Any:
     """Exclusive `or`. Of a number and the same with its partner's bits it is the partner, as `tl.sort` swaps them."""
     for one, both in ((lhs, rhs), (rhs, lhs)):
         if sharing.PAIR in both.attr:
-            copies, limits, axis = both.attr[sharing.PAIR]
+            first, second, limits, others = both.attr[sharing.PAIR]
             mine = named(one)
-            if mine is not None and mine.copies.shape == copies.shape and np.array_equal(mine.copies, copies):
-                return np.flip(limits, axis)
+            if mine is not None and mine.copies.shape == first.shape and (mine.copies != 0).all():
+                is_first, is_second = mine.copies == first, mine.copies == second
+                if (is_first | is_second).all():
+                    return np.where(is_first, others, limits)
     left, right = or_zero(bound(lhs)), or_zero(bound(rhs))
     if found.data.dtype == _BOOL:
         return np.maximum(left, right)
@@ -291,7 +293,7 @@ def read_as(found: Any, source: Any) -> Any:
         spread = np.where(limits > 0, UNKNOWN, 0.0)
     if before.is_floating() and kind.name != before.name:
         spread = np.where(nan, UNKNOWN, spread)
-    return spread, sharing.of_bits(source, spread)
+    return spread, sharing.of_bits(found, source, spread)
 
 
 def _bits_of(source: Any, limits: Any) -> Any:

@@ -14,6 +14,8 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     BITS,
     JOINS,
     MOST,
+    NARROW,
+    WAS,
     Joins,
     Lean,
     apart,
@@ -58,21 +60,36 @@ def _reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
             if name == "sum":
                 named(part.handle)
                 _join(part.handle, source, self.axis)
-            if (lost := _kept_loss(name, source, part.handle, self.axis)) is not None:
-                give_loss(part.handle, lost.reshape(part.handle.data.shape))
+            if part is parts[0]:
+                _keep_what_comes_through(name, source, part.handle, self.axis)
         if name == "xor" and self.axis is not None and source.data.shape[self.axis] == 2 and (shared := named(source)):
-            parts[0].handle.attr[PAIR] = shared.copies, bound(source), self.axis
+            parts[0].handle.attr[PAIR] = tuple(
+                np.ascontiguousarray(each.take(place, self.axis)).reshape(parts[0].handle.data.shape)
+                for each in (shared.copies, bound(source))
+                for place in (0, 1)
+            )
         return found
 
     return apply_impl
 
 
-def _kept_loss(name: str, source: Any, found: Any, axis: int | None) -> Any:
+def _keep_what_comes_through(name: str, source: Any, found: Any, axis: int | None) -> None:
     """What is lost of elements that come through a reduction as they are: the only one along an axis, or an extreme."""
-    lost = loss(source)
-    if lost is not None and source.data.size != found.data.size:
-        return np.broadcast_to(lost, source.data.shape).max(axis) if name in ("max", "min") else None
-    return lost
+    shape, extreme = found.data.shape, name.partition(" ")[0].removeprefix("arg") in ("max", "min")
+    if source.data.size != found.data.size and not extreme:
+        return
+
+    def most(lost: Any) -> Any:
+        whole = np.broadcast_to(lost, source.data.shape)
+        return (whole if source.data.size == found.data.size else whole.max(axis)).reshape(shape)
+
+    if (lost := loss(source)) is not None:
+        give_loss(found, most(lost))
+    if WAS in source.attr:
+        found.attr[WAS] = source.attr[WAS]
+    if NARROW in source.attr:
+        lost, kind = source.attr[NARROW]
+        found.attr[NARROW] = most(lost), kind
 
 
 def _keep_bits(found: Any, source: Any, axis: int | None) -> None:
@@ -138,6 +155,15 @@ def _turned_round(operation: Any, values: Any, apply: Callable[..., Any]) -> Any
     return found
 
 
+def _keep_factors(found: Any, source: Any, axis: int, *, reverse: bool) -> None:
+    """What is lost of factors that come through a running product as they are: the first one, and any beside ones."""
+    if current().fuses and (lost := loss(source)) is not None:
+        whole = np.broadcast_to(lost, source.data.shape)
+        turned = np.flip(whole, axis) if reverse else whole
+        most = np.maximum.accumulate(turned, axis)
+        give_loss(found, np.flip(most, axis) if reverse else most)
+
+
 def _scanned(apply: Callable[..., Any]) -> Callable[..., Any]:
     def apply_impl(self: Any, values: Any) -> Any:
         reverse, name = self.reverse, sums.REDUCED.get(self.combine_fn)
@@ -162,6 +188,7 @@ def _scanned(apply: Callable[..., Any]) -> Callable[..., Any]:
             spread = sums.scanned(data, axis, source.dtype, limits, results, threads.most_roundings(source))
         else:
             spread = sums.multiplied(results, data, axis, source.dtype, limits)
+            _keep_factors(made, source, axis, reverse=reverse)
         give(made, np.flip(spread, axis) if reverse else spread)
         return found
 

@@ -19,6 +19,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     NARROW,
     OF_WHOLE,
     TWINS,
+    WAS,
     Joins,
     Lean,
     apart,
@@ -39,12 +40,11 @@ from assay.kernels.inside.triton.error_bounds.certain import powers_of_two
 from assay.kernels.inside.triton.ledger import current
 
 PAIR = "exclusive or of a pair"
-"""Attribute: two neighbours' names (`Lean.copies`) and bounds, whose bits were combined, and along which axis they
-lie."""
+"""Attribute: of each lane the names (`Lean.copies`) of two numbers whose bits were combined, and their bounds."""
 
-_ORIGINS = frozenset((JOINS, NARROW, OF_WHOLE))
-_WAS = "narrow type"
-"""Attribute of what was cast from it, and of products of such."""
+_ORIGINS = frozenset((JOINS, OF_WHOLE))
+_NARROW = {"fp16": np.float16, "fp32": np.float32}
+"""Types of which LLVM sees constants to be."""
 _NEARLY_ALL = 0.9
 """So much of a product's error has to come from one factor, to be known by that one's."""
 
@@ -118,13 +118,20 @@ def of_cast(found: Any, source: Any, limits: Any) -> tuple[Any, Lean | None]:
     return limits, Lean(origins, parts, own.copies)
 
 
-def of_bits(source: Any, limits: Any) -> Lean | None:
-    """Bits of one number are one error, whatever type they are read as."""
+def of_bits(found: Any, source: Any, limits: Any) -> Lean | None:
+    """Bits of one number are one error, whatever type they are read as. Those of a negative number count up where it
+    goes down."""
     shared = named(source)
     if shared is None:
         return None
-    whole = np.abs(shared.parts) == bound(source)
-    return Lean(np.where(whole, shared.origins, 0), limits, shared.copies)
+    kinds = [each.dtype.scalar.is_floating() for each in (found, source)]
+    sign: Any = 1.0
+    if kinds[0] != kinds[1]:
+        number, spread = (found, limits) if kinds[0] else (source, bound(source))
+        sign = np.where(np.abs(wide(number)) > spread, np.sign(wide(number)), 0.0)
+    whole = (np.abs(shared.parts) == bound(source)) & (sign != 0.0)
+    parts = np.where(whole, np.sign(shared.parts) * sign * limits, 0.0)
+    return Lean(np.where(whole, shared.origins, 0), parts, shared.copies)
 
 
 def note_twins(found: Any, operands: Iterable[Any], *, fused: bool = False) -> None:
@@ -152,6 +159,7 @@ def keep_loss(found: Any, operand: Any) -> None:
 
 def keep_origin(found: Any, operand: Any) -> None:
     """After such a step a value is made of what it was made of before."""
+    _keep_narrow(found, operand)
     known, data, before = operand.attr.keys() & _ORIGINS, found.data, operand.data
     if not known or data.dtype != before.dtype or not np.array_equal(data, before):
         return
@@ -163,13 +171,27 @@ def keep_origin(found: Any, operand: Any) -> None:
         found.attr[JOINS] = Joins(size, reach, mine.whole & other.whole, roundings, goes_on)
 
 
+def _keep_narrow(found: Any, operand: Any) -> None:
+    """LLVM takes casts to a narrow type through choices, extremes, and changes of signs."""
+    data, before = found.data, operand.data
+    if data.dtype != before.dtype or data.shape != before.shape or data.dtype.kind not in "fu":
+        return
+    alike = np.abs(wide(found)) == np.abs(wide(operand))
+    if WAS in operand.attr and alike.any():
+        found.attr.setdefault(WAS, operand.attr[WAS])
+    if NARROW in operand.attr:
+        lost, name = operand.attr[NARROW]
+        kept, other = np.where(alike, lost, 0.0), found.attr.get(NARROW, (0.0, name))
+        found.attr[NARROW] = np.maximum(kept, other[0]), name
+
+
 def keep_loss_of_cast(found: Any, operand: Any, *, bits: bool = False) -> None:
     """A compiler may drop two casts, there and back, or make a product of narrow numbers in their own type. `bits`: the
     same bits are read as another type."""
     kinds = found.dtype.scalar, operand.dtype.scalar
     fractions = [kind.is_floating() for kind in kinds]
     if all(fractions) and kinds[0].primitive_bitwidth > kinds[1].primitive_bitwidth:
-        found.attr[_WAS] = kinds[1].name
+        found.attr[WAS] = kinds[1].name
     if JOINS in operand.attr and all(fractions) and np.array_equal(wide(found), wide(operand)):
         found.attr[JOINS] = operand.attr[JOINS]
     lost = loss_of_any(operand)
@@ -181,16 +203,27 @@ def keep_loss_of_cast(found: Any, operand: Any, *, bits: bool = False) -> None:
     elif fractions[0] != fractions[1]:
         if found.data.itemsize == operand.data.itemsize:
             give_loss(found, lost, operand)
-    elif operand.attr.get(_WAS) == kinds[0].name:
+    elif operand.attr.get(WAS) == kinds[0].name:
         give_loss(found, lost + apart(wide(found), wide(operand)))
     else:
         _keep(found, operand, lost, wide(found) == wide(operand))
 
 
 def note_width(product: Any, lhs: Any, rhs: Any) -> None:
-    """Operands of a product may both have been cast from one narrow type."""
-    if (narrow := lhs.attr.get(_WAS)) is not None and narrow == rhs.attr.get(_WAS):
-        product.attr[_WAS] = narrow
+    """Operands of a product may both have been cast from one narrow type, or one of them may be a constant of it."""
+    for one, other in ((lhs, rhs), (rhs, lhs)):
+        narrow = one.attr.get(WAS)
+        if narrow is not None and (narrow == other.attr.get(WAS) or _has_numbers_of(other, narrow)):
+            product.attr[WAS] = narrow
+
+
+def _has_numbers_of(handle: Any, narrow: str) -> bool:
+    """Whether a narrow type has all numbers of an exact value."""
+    kind, values = _NARROW.get(narrow), wide(handle)
+    if kind is None or bound(handle) is not None or loss(handle) is not None:
+        return False
+    with np.errstate(all="ignore"):
+        return bool(np.array_equal(values.astype(kind).astype(np.float64), values, equal_nan=True))
 
 
 def _keep(found: Any, operand: Any, lost: Any, alike: Any) -> None:
@@ -243,7 +276,13 @@ def _carry(source: Any, found: Any, moved: Callable[[Any, Any], Any], move: Any 
     if OF_WHOLE in source.attr:
         found.attr[OF_WHOLE] = moved(source.attr[OF_WHOLE].astype(np.int64), tl.int64)
     if PAIR in source.attr:
-        found.attr[PAIR] = source.attr[PAIR]
+        names, limits = source.attr[PAIR][:2], source.attr[PAIR][2:]
+        found.attr[PAIR] = *(moved(each, tl.int64) for each in names), *(moved(each, tl.float64) for each in limits)
+    if WAS in source.attr:
+        found.attr[WAS] = source.attr[WAS]
+    if NARROW in source.attr:
+        lost, name = source.attr[NARROW]
+        found.attr[NARROW] = moved(lost, tl.float64), name
     note_twins(found, (source,))
 
 
@@ -270,6 +309,12 @@ def join(self: Any, lhs: Any, rhs: Any) -> Any:
     if current().fuses and (of := [side for side, lost in zip(sides, losses, strict=True) if lost is not None]):
         give_loss(found, _stacked(losses, lhs.data.shape), of[0])
         found.attr |= {BITS: True} if BITS in of[0].attr else {}
+    for side in sides:
+        if WAS in side.attr:
+            found.attr[WAS] = side.attr[WAS]
+    if narrow := [side.attr.get(NARROW, (None, "")) for side in sides if NARROW in side.attr]:
+        every = [side.attr.get(NARROW, (None, ""))[0] for side in sides]
+        found.attr[NARROW] = _stacked(every, lhs.data.shape), narrow[0][1]
     return found
 
 
