@@ -230,9 +230,11 @@ def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
 )
 def test_moves_that_take_memory_for_other_numbers_are_arithmetic(read: str, made: str, counted: int) -> None:
     size = (4 * N,) if read == "uint8" else (N,)
-    step = operation("clone.default", window(0, size, read), outs=(window(1, size, made),))
+    step = operation("flip.default", window(0, size, read), [0], outs=(window(1, size, made),))
     total = rules.arithmetic_share(forward(step), 1)
     assert total == counted and bool(rules.host_arithmetic(forward(step), 0)) == bool(counted)
+    copied = operation("clone.default", window(0, size, read), outs=(window(1, size, made),))
+    assert rules.arithmetic_share(forward(copied), 1) == 0, "bytes at the places that they had are the same numbers"
 
 
 @pytest.mark.parametrize(

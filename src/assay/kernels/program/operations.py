@@ -331,7 +331,8 @@ def dtypes_of(program: Program) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
     held = (window for _, window in (*program.params, *program.buffers))
     handed = (window for step in program.steps if isinstance(step, Launch) for window in _handed(step))
-    written = (out for operation in operations_in(program.steps, tuning=True) for out in operation.outs)
+    made = (each for each in operations_in(program.steps, tuning=True) if not _keeps_places(each))
+    written = (out for operation in made for out in operation.outs)
     for window in (*program.inputs, *program.init_inputs, *program.outputs, *held, *handed, *written):
         found.setdefault(window.storage, set()).add(window.dtype)
     return found
@@ -346,13 +347,20 @@ def _handed(launch: Launch) -> Iterator[Window]:
 def regrouped(operation: Operation, dtypes: Mapping[int, Set[str]]) -> int:
     """Elements that a move takes for other numbers than they are elsewhere: bytes of wider ones, the bits of fractions.
     That shifts, masks and joins, which is arithmetic. Complex numbers are pairs, and truth values bytes."""
-    if role_of(operation) != "move":
+    if role_of(operation) != "move" or _keeps_places(operation):
         return 0
     read = [window for value in operation.values for window in windows_in(value)]
     other = any(
         _unlike(window.dtype, dtype) for window in (*read, *operation.outs) for dtype in dtypes.get(window.storage, ())
     )
     return max((window.elements for window in (*read, *operation.outs)), default=0) if other else 0
+
+
+def _keeps_places(operation: Operation) -> bool:
+    """Whether an operator copies bytes to the places that they had, as a move to another device does."""
+    read = [window for value in elements_read(operation) for window in windows_in(value)]
+    forms = {(each.dtype, each.size, each.stride, each.offset) for each in (*read, *operation.outs)}
+    return base_name(operation) in COPIES and bool(read) and len(forms) == 1
 
 
 def _unlike(one: str, other: str) -> bool:
