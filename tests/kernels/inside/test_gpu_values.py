@@ -871,6 +871,46 @@ MADE_OTHERWISE = {
         case("tl.cumsum(a, 0, reverse=True)", "float64", double(*[0.1] * 256)),
         1e-13,
     ),
+    "a product for what no lane loads": (
+        case("tl.load(a_ptr + i, mask=i < 0, other=a * a) - 1.69", "float32", single(1.3)),
+        2.0**-25,
+    ),
+    "its bits, and the largest of one": (
+        case(
+            "tl.max((a * a)[:, None].to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True) - 1.69",
+            "float32",
+            single(1.3),
+        ),
+        2.0**-25,
+    ),
+    "a number and its negative through bits": (
+        case(
+            "(a * a - 1.69) - (-(a * a - 1.69)).to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)",
+            "float32",
+            single(1.3),
+        ),
+        2.0**-25,
+    ),
+    "a running product of one": (
+        case("tl.sum(tl.cumprod((a * a)[:, None], 1) - 1.69, 1)", "float32", single(1.3)),
+        2.0**-25,
+    ),
+    "the largest with its place": (
+        case("tl.max((a * a)[:, None], 1, return_indices=True)[0] - 1.69", "float32", single(1.3)),
+        2.0**-25,
+    ),
+    **{
+        f"a product of float64 {how}": (
+            case(f"({step}).to(tl.float32) - 1.69", "float32", single(1.3)),
+            2.0**-25,
+        )
+        for how, step in (
+            ("moved", "tl.sum((a.to(tl.float64) * a.to(tl.float64))[:, None], 1)"),
+            ("chosen", "tl.where(i >= 0, a.to(tl.float64) * a.to(tl.float64), 0.0)"),
+            ("joined", "tl.split(tl.join(a.to(tl.float64) * a.to(tl.float64), a.to(tl.float64)))[0]"),
+            ("negated", "0.0 - (0.0 - a.to(tl.float64) * a.to(tl.float64))"),
+        )
+    },
     "a quotient at half the least number": (
         case("a / b", "float32", single(7 * 2.0**-120), single(7 * 2.0**30)),
         2.0**-149,

@@ -302,6 +302,21 @@ def test_work_of_the_constructor_up_to_the_references_and_a_little() -> None:
     assert not told.refused
 
 
+def test_what_made_a_weight_that_is_set_anew_pays_for_nothing_else() -> None:
+    draws = [operation("uniform_.default", window(place), outs=(window(place),)) for place in (2, 4)]
+    table = [operation("mul.Tensor", window(4), window(4), outs=(window(4),))] * 20
+    folded = [operation("add.Tensor", window(2), window(2), outs=(window(3),))] * (rules.MAX_FOLDED // N + 10)
+    given = {name: {"window": window(place)} for name, place in (("x", 0), ("y", 1), ("w", 3), ("table", 4))}
+
+    def constructed(*steps: dict[str, Any]) -> Program:
+        named = [["table", window(4)]]
+        return made(storages=[4 * N] * 5, init=[*draws, *steps], forward=[launch(**given)], params=named)
+
+    assert not rules.constructor(constructed(*table, *folded), 10**9, 30 * N)
+    assert not rules.constructor(constructed(*table), 10**9, 20 * N, frozenset({4}))
+    assert rules.constructor(constructed(*table, *folded), 10**9, 20 * N, frozenset({4}))
+
+
 def test_the_little_is_no_more_than_forward_may_do() -> None:
     assert not rules.constructor(folding(1), 50 * N, 0)
     assert rules.constructor(folding(1), 50 * N - 1, 0)

@@ -155,7 +155,11 @@ def role_of(operation: Operation) -> Role:
 def _reads(operation: Operation, name: str) -> bool:
     """Whether a fill is given a tensor besides the one that it fills, or whose shape it takes."""
     own = 1 if name in ("fill", "zero") or name.endswith("_like") or name.startswith("new_") else 0
-    return any(True for value in operation.values[own:] for _ in windows_in(value))
+    given = (
+        *operation.args[own:],
+        *(value for key, value in operation.kwargs[max(own - len(operation.args), 0) :] if key != "out"),
+    )
+    return any(True for value in given for _ in windows_in(value))
 
 
 def elements_read(operation: Operation) -> tuple[Value, ...]:
@@ -231,6 +235,8 @@ def arithmetic_of(operation: Operation) -> int:
         return max(2 * _taps(operation, made), largest)
     if kind == "reduction":
         return max(largest - made, made)
+    if kind == "linalg":
+        return max((2 * window.elements * max(window.size[-2:], default=1) for window in inputs), default=largest)
     if kind == "pooling":
         return max(made * _pooled(operation), largest)
     return largest * (4 if is_heavy(base_name(operation)) else _steps(operation))

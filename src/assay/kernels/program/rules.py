@@ -301,6 +301,8 @@ def constructor(
         refused: Whether it decides.
     """
     found = weight_work(program, replaced)
+    # What made a replaced parameter is paid for by it, and pays for nothing else.
+    init_work = max(init_work - (weight_work(program).amount - found.amount), 0)
     more = min(int(MAX_ARITHMETIC_SHARE * reference), MAX_FOLDED)
     if found.launches:
         first = found.launches[0]

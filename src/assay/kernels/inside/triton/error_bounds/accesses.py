@@ -10,17 +10,19 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.error_bounds import choices, threads
+from assay.kernels.inside.triton.error_bounds import choices, sharing, threads
 from assay.kernels.inside.triton.error_bounds.bounds import (
     LARGEST,
     MOST,
     NORMAL,
     Lean,
     bound,
+    carries,
     epsilon,
     give,
     held,
     named,
+    none_shared,
     or_zero,
     wide,
 )
@@ -92,10 +94,22 @@ def _array(mask: Any) -> Any:
 
 
 def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-    """`masked_load`."""
+    """`masked_load`: a choice between what is loaded and what stands for the rest, which the compiler makes the second
+    one where it sees that a mask has no lane."""
     found = _plain.create_masked_load(self, ptrs, mask, *rest, **options)
     threads.spread(found)
-    noted, other = bounds(), rest[0] if rest else options.get("other")
+    other = rest[0] if rest else options.get("other")
+    loaded = _loaded(found, ptrs, mask, other)
+    if isinstance(other, engine.TensorHandle):
+        sharing.note_twins(loaded, (other,))
+        if carries(other):
+            sharing.keep_origin(loaded, other)
+            sharing.keep_loss(loaded, other)
+    return loaded
+
+
+def _loaded(found: Any, ptrs: Any, mask: Any, other: Any) -> Any:
+    noted = bounds()
     fills = other is not None and _spreads(other)
     exact = not fills and all(
         part is None or not isinstance(part, engine.TensorHandle) or bound(part) is None for part in (ptrs, mask, other)
@@ -105,8 +119,10 @@ def load(self: Any, ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
     active = np.broadcast_to(_array(mask), found.data.shape)
     seen = noted.load(ptrs.data, active, _kind(ptrs))
     limits, shared = (0.0, None) if seen is None else _as_read(found, seen)
-    if shared is not None:
-        shared = Lean(np.where(active, shared.origins, 0), shared.parts, np.where(active, shared.copies, 0))
+    left = None if other is None else named(other, MOST)
+    if shared is not None or left is not None:
+        sides = (each or none_shared(found.data.shape) for each in (shared, left))
+        shared = Lean(*(np.where(active, *each) for each in zip(*sides, strict=True)))
     limits = np.where(active, limits, UNKNOWN if fills else or_zero(None if other is None else bound(other)))
     elsewhere = np.asarray(or_zero(bound(ptrs))) > 0
     masked = np.asarray(or_zero(bound(mask) if isinstance(mask, engine.TensorHandle) else None)) > 0
@@ -136,9 +152,12 @@ def _as_read(found: Any, seen: Found) -> tuple[Any, Lean | None]:
         return np.where(seen.other, UNKNOWN, limits), None
     give(written, np.where(seen.other, limits, 0.0))
     read = np.where(seen.other, choices.read_as(found, written)[0], limits)
-    whole = np.abs(seen.leans) == seen.limits
+    number, spread = (found, read) if found.dtype.scalar.is_floating() else (written, limits)
+    sign = np.where(np.abs(wide(number)) > spread, np.sign(wide(number)), 0.0)  # as in sharing.of_bits
+    whole = (np.abs(seen.leans) == seen.limits) & (sign != 0.0)
     origins = np.where(seen.other & ~whole, 0, seen.origins)
-    return read, Lean(origins, np.where(seen.other, read, seen.leans), seen.copies)
+    leans = np.where(whole, np.sign(seen.leans) * sign * read, 0.0)
+    return read, Lean(origins, np.where(seen.other, leans, seen.leans), seen.copies)
 
 
 _OTHER_KINDS = {2: (tl.int16, tl.float16), 4: (tl.int32, tl.float32), 8: (tl.int64, tl.float64)}

@@ -97,7 +97,8 @@ def _keep_bits(found: Any, source: Any, axis: int | None) -> None:
     if BITS in source.attr and (lost := loss_of_any(source)) is not None:
         most = np.broadcast_to(lost, source.data.shape).max(axis, keepdims=axis is not None)
         whole = found.data.size == source.data.size
-        give_loss(found, np.broadcast_to(most, source.data.shape) if whole else most.reshape(found.data.shape), source)
+        most = np.broadcast_to(most, source.data.shape) if whole else most
+        give_loss(found, most.reshape(found.data.shape), source)
         found.attr[BITS] = True
 
 
