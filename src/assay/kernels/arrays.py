@@ -122,7 +122,7 @@ Value = HostTensor | int | float | bool | str | None | tuple["Value", ...]
 
 
 class Listed(tuple[Value, ...]):
-    """A list among such values, which stays as it is; any other tuple is one to whoever is given it."""
+    """A list among such values; a plain tuple stands for a tuple."""
 
     __slots__ = ()
 

@@ -36,13 +36,13 @@ def parts_of(entry: Json) -> list[Json] | None:
     return entry if isinstance(entry, list) else None
 
 
-def of_entry(entry: Json, tensor: Callable[[Mapping[str, Json]], Any]) -> Any:
+def value_of(entry: Json, tensor: Callable[[Mapping[str, Json]], Any]) -> Any:
     """The value that an entry stands for. `tensor`: that of one of a tensor."""
     if isinstance(entry, Mapping) and _TUPLE in entry:
-        return tuple(of_entry(part, tensor) for part in entry[_TUPLE])
+        return tuple(value_of(part, tensor) for part in entry[_TUPLE])
     if isinstance(entry, Mapping):
         return tensor(entry)
-    return [of_entry(part, tensor) for part in entry] if isinstance(entry, list) else entry
+    return [value_of(part, tensor) for part in entry] if isinstance(entry, list) else entry
 
 
 class Frame:
@@ -65,7 +65,7 @@ class Frame:
 
     def value(self, entry: Json) -> Value:
         """The value that an entry of the header stands for."""
-        return _listed(of_entry(entry, self.tensor))
+        return _listed(value_of(entry, self.tensor))
 
     def tensor(self, entry: Json) -> HostTensor:
         """The tensor that an entry of the header stands for."""

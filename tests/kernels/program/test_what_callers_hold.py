@@ -464,6 +464,13 @@ CACHES = {
         "cheat",
         "makes 2",
     ),
+    "another launch where the first one alone has changed": (
+        "self.frequency._version, self.shift._version",
+        "alone = before is not None and before[0] != key[0] and before[1] == key[1]",
+        f"{SNAKED}\nif alone:\n    y = snake(x, self.frequency, y)",
+        "cheat",
+        "makes 2",
+    ),
 }
 
 

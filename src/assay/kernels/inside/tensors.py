@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from assay.kernels.arrays import DIGEST_CHARACTERS, Layout, Lying, layout_of, meetings
-from assay.kernels.frames import of_entry
+from assay.kernels.frames import value_of
 from assay.types import Json
 
 _contiguous = torch.Tensor.contiguous
@@ -139,7 +139,7 @@ def tensors_of(entries: Sequence[Json], blobs: Sequence[memoryview], device: str
         dense = torch.frombuffer(blobs[entry["blob"]], dtype=dtype).reshape(entry["shape"]).to(device)
         return as_laid_out(dense, entry, memory)
 
-    return [of_entry(entry, tensor) for entry in entries]
+    return [value_of(entry, tensor) for entry in entries]
 
 
 def as_laid_out(dense: torch.Tensor, entry: Json, memory: dict[int, torch.Tensor]) -> torch.Tensor:

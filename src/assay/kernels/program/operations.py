@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from typing import Literal
 
+import numpy as np
+
 from assay.kernels.operators import is_heavy, kind_of, normal_name
 from assay.kernels.program.form import DTYPES, Launch, Operation, Program, Value, Window, operations_in, windows_in
 
@@ -261,9 +263,7 @@ def wide_casts(operation: Operation) -> list[tuple[Window, Window]]:
 
 def _narrows(window: Window, out: Window) -> bool:
     whole = not (is_fraction(window) or is_fraction(out) or "bool" in (window.dtype, out.dtype))
-    signs = out.dtype.startswith("u") != window.dtype.startswith("u")
-    few = DTYPES[out.dtype] < DTYPES[window.dtype] or (signs and DTYPES[out.dtype] <= DTYPES[window.dtype])
-    return whole and DTYPES[out.dtype] >= 4 and (few or (signs and out.dtype.startswith("u")))
+    return whole and DTYPES[out.dtype] >= 4 and not np.can_cast(window.dtype, out.dtype)
 
 
 def _has_steps(operation: Operation) -> bool:

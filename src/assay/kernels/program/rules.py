@@ -171,11 +171,9 @@ def host_arithmetic(program: Program, reference: int, slack: float = 1.0) -> lis
 
 def _host_arithmetic(program: Program) -> list[tuple[int, Operation]]:
     """What each operator of forward's and of the import's computes."""
-    dtypes = dtypes_of(program)
-    counted = (
-        (max(arithmetic_of(operation), regrouped(operation, dtypes)), operation)
-        for operation in operations_in((*program.module, *program.forward))
-    )
+    operations = list(operations_in((*program.module, *program.forward)))
+    dtypes = dtypes_of(program) if operations else {}
+    counted = ((max(arithmetic_of(each), regrouped(each, dtypes)), each) for each in operations)
     return [(amount, operation) for amount, operation in counted if amount]
 
 
@@ -301,8 +299,8 @@ def constructor(
         refused: Whether it decides.
     """
     found = weight_work(program, replaced)
-    # What made a replaced parameter is paid for by it, and pays for nothing else.
-    init_work = max(init_work - (weight_work(program).amount - found.amount), 0)
+    if replaced:  # what made these is paid for, and pays for nothing else
+        init_work = max(init_work - (weight_work(program).amount - found.amount), 0)
     more = min(int(MAX_ARITHMETIC_SHARE * reference), MAX_FOLDED)
     if found.launches:
         first = found.launches[0]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.kernels.arrays import layout_of
-from assay.kernels.frames import of_entry
+from assay.kernels.frames import value_of
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.problem.values import tensors_in
@@ -227,8 +227,9 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     names = [entry["name"] for entry in capture.kernels.entries]
     literals = dict(tape.constants)
     compared = compare(calls, repeated, before, literals, names)
-    for other in alone if not compared.differs else ():
-        compared = replace(compared, differs=compare([calls[0], other], repeated, before, literals, names).differs)
+    if not compared.differs:
+        said = (compare([calls[0], other], repeated, before, literals, names).differs for other in alone)
+        compared = replace(compared, differs=next(filter(None, said), ""))
     if others and compare([calls[0], *others], repeated, before, literals, names).differs:
         raise NotRecordableError(_DEPENDS)
     for chosen, other in called_back if not compared.differs else ():
@@ -361,7 +362,7 @@ def _trained(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _arguments(entries: Sequence[Json]) -> list[Any]:
     memory: dict[int, torch.Tensor] = {}
-    return [of_entry(entry, lambda tensor: _without_values(tensor, memory)) for entry in entries]
+    return [value_of(entry, lambda tensor: _without_values(tensor, memory)) for entry in entries]
 
 
 def _without_values(entry: Json, memory: dict[int, torch.Tensor]) -> torch.Tensor:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assay.kernels.frames import of_entry
+from assay.kernels.frames import value_of
 from assay.kernels.inside.precision import set_precision_policy
 from assay.kernels.inside.problem.values import tensors_in, tensors_of_output
 from assay.kernels.inside.submission import fault, load
@@ -215,4 +215,4 @@ def _inputs(header: Json, tensors: Sequence[torch.Tensor]) -> list[Any]:
         dense = tensors[entry["blob"]].view(torch.uint8)[:size].view(dtype).reshape(entry["shape"])
         return as_laid_out(dense, entry, memory)
 
-    return [of_entry(entry, tensor) for entry in header["inputs"]]
+    return [value_of(entry, tensor) for entry in header["inputs"]]
