@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from assay.kernels.inside.replay.memory import Memory
@@ -311,11 +312,12 @@ def _known(memory: Memory, operation: Operation, operator: Any) -> Any:
 def _joined(flags: list[torch.Tensor], out: Window) -> Any:
     joined = torch.zeros(out.size, dtype=torch.bool)
     for flag in flags:
+        # By NumPy: PyTorch's broadcast_shapes imports SymPy, which costs each process that replays 200 ms.
         try:
-            shape = torch.broadcast_shapes(flag.shape, out.size)  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            shape = torch.Size()
-        if tuple(shape) == out.size and math.prod(flag.shape) > 0:
+            shape = np.broadcast_shapes(tuple(flag.shape), out.size)
+        except ValueError:
+            shape = ()
+        if shape == out.size and math.prod(flag.shape) > 0:
             joined |= flag
         else:
             joined |= bool(flag.all())
