@@ -23,6 +23,7 @@ import time
 import traceback
 from typing import Literal, NoReturn
 
+import numpy.ma  # noqa: F401  np.unique imports it when it is first called, which would be in each fork
 import torch
 
 from assay.kernels.frames import Frame, write_frame
