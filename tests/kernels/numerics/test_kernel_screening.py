@@ -111,10 +111,18 @@ def test_families_that_prove_nothing_are_named(reference_process: ReferenceProce
         module("return torch.clamp(x - 0.5, 0, 1)"), input_seed=0, weight_seed=0, for_screening=True
     )
     assert screening_of(saturated).rewarded
+    fussy = reference_process.evaluate(
+        module("return x / ((x >= 0).all() & (x.std() > 0.25) & (x.std() < 0.4))"),
+        **{"input_seed": 0, "weight_seed": 0, "for_screening": True},
+    )
+    assert set(screening_of(fussy).dropped_families) == {"signed", "large", "sparse"}
+
+
+def test_a_domain_of_positive_numbers_costs_no_family(reference_process: ReferenceProcess) -> None:
     roots = reference_process.evaluate(
         EARNEST["a domain of positive numbers"], input_seed=0, weight_seed=0, for_screening=True
     )
-    assert set(screening_of(roots).dropped_families) == {"signed", "large", "sparse"}
+    assert screening_of(roots).dropped_families == ()
 
 
 def case(family: str, exact: Array, rounded: Array | None = None) -> Case:

@@ -38,7 +38,7 @@ from assay.kernels.inside.problem.values import (
 )
 from assay.kernels.inside.problem.weights import constant_buffers, growth_of, movable_buffers, move
 from assay.kernels.inside.record import light
-from assay.kernels.inside.tensors import digest, meeting, structure_of, structure_text
+from assay.kernels.inside.tensors import digest, in_precision, meeting, structure_of, structure_text
 from assay.kernels.inside.work import WorkTrace
 from assay.kernels.source_text import lines_of
 from assay.types import Json
@@ -100,7 +100,7 @@ class Reference:
                 for name, buffer in movable_buffers(model).items():
                     if name in only:
                         move(buffer)
-        return model.to(self.device, self.precision)
+        return in_precision(model, self.precision, self.device)
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
         """A draw of `get_inputs`, floating tensors in the working precision.
@@ -195,7 +195,7 @@ class Reference:
         seed: int,
         trace: contextlib.AbstractContextManager[object] | None = None,
     ) -> Any:
-        return self._call(copy.deepcopy(model).to(dtype), inputs, dtype, seed, trace)
+        return self._call(in_precision(copy.deepcopy(model), dtype, self.device), inputs, dtype, seed, trace)
 
     def _call(
         self,

@@ -15,7 +15,7 @@ import torch
 
 from assay.kernels.inside import extensions
 from assay.kernels.inside.submission import fault, load
-from assay.kernels.inside.tensors import WrongOutputError, check_structure, output_bytes, tensors_of
+from assay.kernels.inside.tensors import WrongOutputError, check_structure, in_precision, output_bytes, tensors_of
 from assay.kernels.inside.work import WorkTrace
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _construct(source: str, header: Json, blobs: Sequence[memoryview], machine: 
     machine.seed(header["weight_seed"])
     model = module.ModelNew(*tensors_of(header["init_inputs"], blobs, "cpu"))
     if isinstance(model, torch.nn.Module):
-        model = model.to(machine.device, getattr(torch, header["precision"]))
+        model = in_precision(model, getattr(torch, header["precision"]), machine.device)
     machine.settle()
     return model
 

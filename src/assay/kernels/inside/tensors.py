@@ -36,6 +36,20 @@ def is_plain(value: Any) -> bool:
     return kind is torch.Tensor or kind is torch.nn.Parameter
 
 
+def in_precision(model: torch.nn.Module, dtype: torch.dtype, device: str) -> torch.nn.Module:
+    """A model moved to a device, its fractions in a dtype and its complex numbers in the least one that holds both.
+    PyTorch's `to` would drop their imaginary parts."""
+    complex_dtype = torch.promote_types(dtype, torch.complex64)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor.to(device, complex_dtype)
+        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+    made: torch.nn.Module = model._apply(moved)  # type: ignore[no-untyped-call]
+    return made
+
+
 def hidden(tensor: torch.Tensor) -> str:
     """The first attribute of PyTorch's that one of the tensor's own hides; empty where none is."""
     return next((str(name) for name in vars(tensor) if hasattr(type(tensor), name)), "")

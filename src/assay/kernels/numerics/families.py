@@ -15,7 +15,7 @@ and whole numbers that are (kinds, flags, lengths), are not in some families. Co
 those of absolute value 1 stay so. Elements that are equal in two draws stay equal. Rows that sum to 1 stay
 probabilities; floats that are a few whole numbers stay labels from among them. Triangles keep their zeros and symmetric
 matrices their symmetry. A domain that cannot be seen (a square root that wants positive inputs) shows in the reference:
-a family in which it is not finite has only those inputs varied that it takes, or is dropped (`inside.problem.cases`).
+in a family in which it is not finite, inputs are brought into domains that it takes (`domains`), or are not varied.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
         case _:
             new = array
     if np.issubdtype(new.dtype, np.floating):
-        new = _as_sorted(new, array.astype(np.float64), (array if twin is None else twin).astype(np.float64))
+        new = as_sorted(new, array.astype(np.float64), (array if twin is None else twin).astype(np.float64))
     made = host_tensor(new, value.dtype)
     return made if value.layout is None else replace(made, layout=value.layout)
 
@@ -162,7 +162,7 @@ def role_of(array: Array) -> Role:
         return "probability"
     if flat.size > _MAX_LABELS and np.isfinite(flat.astype(np.float64)).all():
         unique = np.unique(flat.astype(np.float64))
-        if 1 < unique.size <= _MAX_LABELS and bool(np.all(unique == np.round(unique))) and _triangle(array) is None:
+        if 1 < unique.size <= _MAX_LABELS and bool(np.all(unique == np.round(unique))) and triangle(array) is None:
             return "labels"
     return "real"
 
@@ -184,7 +184,7 @@ def _probability_axis(array: Array) -> int | None:
 
 
 def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
-    zeros = _triangle(x)
+    zeros = triangle(x)
     symmetric = _is_symmetric(x)
     if family == "faint":
         return x * _faint_slices(x.shape, rng, symmetric)
@@ -237,10 +237,10 @@ def _as_repeated(new: Floats, one: Floats, other: Floats) -> Floats:
     return made.reshape(new.shape)
 
 
-def _as_sorted(new: Array, one: Floats, other: Floats) -> Array:
+def as_sorted(new: Array, one: Floats, other: Floats) -> Array:
     """New elements, sorted along each axis along which two draws both are; the given ones, where elements that differ
     along it would not. Triangles and symmetric matrices have a form of their own, and probabilities their sums."""
-    if _triangle(one) is not None or _is_symmetric(one):
+    if triangle(one) is not None or _is_symmetric(one):
         return new
     summed = _probability_axis(one)
     for axis in range(one.ndim) if summed is None else (summed,):
@@ -308,7 +308,7 @@ def _faint_slices(shape: tuple[int, ...], rng: np.random.Generator, symmetric: b
     return factors
 
 
-def _triangle(x: Array) -> npt.NDArray[np.bool_] | None:
+def triangle(x: Array) -> npt.NDArray[np.bool_] | None:
     """Which elements are zero by being outside a triangle; None where the input is none."""
     if x.ndim < 2 or min(x.shape[-2:]) < 3:
         return None

@@ -1,8 +1,9 @@
 """How far a right answer may be from the exact one, and whether a given answer is that near.
 
 An element may be off by `absolute + relative * |exact|`. Both come from the working precision; `absolute` also grows
-with the root mean square of the exact output, so that small outputs are not swallowed, and with the error that the
-reference itself makes in that precision (its distance from float64), so that no one is asked for more than it gives.
+with the size of the exact output (its root mean square), so that small outputs are not swallowed, and with the error
+that the reference itself makes in that precision (its distance from float64), so that no one is asked for more than it
+gives. Numbers that stand for what is masked (-1e9) have no part in that size: all else would be swallowed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ RELATIVE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-
 float32 it is KernelBench's 1e-4: rounding operands to float16 or TF32 exceeds it on products, honest kernels do not."""
 ENVELOPE_SLACK = 16.0
 """How many times the reference's own largest error is allowed: another order of summation is a few times as bad."""
+LEAST_MASK, MASK_TIMES, MASK_SHARE, MASKS = 1000.0, 100.0, 0.01, 4
+"""A number stands for what is masked where it is at least so large (those at which functions saturate are not), the
+others are so many times smaller, and at least this share of the elements have it, to within the tolerance. An output
+may have several of these numbers."""
 MAX_ENVELOPE_SHARE = 0.02
 """The envelope counts up to this share of the root mean square; a reference that is worse than that decides nothing."""
 
@@ -37,7 +42,7 @@ class Tolerance:
 
     def share_of(self, exact: Array) -> float:
         """It as a share of an element's size and of the root mean square of all: what is at most allowed."""
-        scale = rms(as_reals(exact).astype(np.float64))
+        scale = scale_of(as_reals(exact).astype(np.float64))
         return max(self.relative, self.absolute / scale if scale else 0.0)
 
 
@@ -75,6 +80,31 @@ def rms(values: npt.NDArray[np.floating]) -> float:
     return largest * float(np.sqrt(np.mean((finite / largest) ** 2))) if largest else 0.0
 
 
+def scale_of(values: npt.NDArray[np.floating]) -> float:
+    """The root mean square of the finite elements that are computed, and do not stand for what is masked."""
+    return rms(values[computed(values)])
+
+
+def computed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
+    """Which elements are finite and do not stand for what is masked: for that the largest number is taken where many
+    have it and the others are far smaller (`MASK_TIMES`)."""
+    sizes = np.abs(values.astype(np.float64))
+    kept = np.isfinite(sizes)
+    for _ in range(MASKS):
+        left = sizes[kept]
+        largest = left.max(initial=0.0)
+        rest = kept & (sizes < largest * (1 - _NEARLY_ALIKE))
+        many = max(2.0, MASK_SHARE * sizes.size)
+        few = largest < LEAST_MASK or np.count_nonzero(rest) > left.size - many
+        if few or not 0 < rms(sizes[rest]) * MASK_TIMES < rms(left):
+            break
+        kept = rest
+    return kept
+
+
+_NEARLY_ALIKE = 1e-4
+
+
 def tolerance_for(exact: Array, rounded: Array, precision: str) -> Tolerance:
     """The tolerance of one output.
 
@@ -94,9 +124,9 @@ def tolerance_for(exact: Array, rounded: Array, precision: str) -> Tolerance:
     if not np.issubdtype(exact.dtype, np.floating):
         return Tolerance(0.0, 0.0)
     truth = exact.astype(np.float64)
-    both = np.isfinite(truth) & np.isfinite(rounded.astype(np.float64))
+    both = computed(truth) & np.isfinite(rounded.astype(np.float64))
     envelope = float(np.abs(truth[both] - rounded[both].astype(np.float64)).max(initial=0.0))
-    scale = rms(truth)
+    scale = scale_of(truth)
     relative = RELATIVE[precision]
     absolute = max(relative * scale, min(ENVELOPE_SLACK * envelope, MAX_ENVELOPE_SHARE * scale))
     return Tolerance(absolute, relative)

@@ -56,6 +56,17 @@ class Window:
         last = self.offset + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
         return (last + 1) * DTYPES[self.dtype]
 
+    @property
+    def reals(self) -> Window:
+        """The same elements, complex ones as two fractions along an axis of their own."""
+        if not self.dtype.startswith("complex"):
+            return self
+        stride = tuple(2 * step for step in self.stride)
+        return Window(self.storage, _PARTS[self.dtype], (*self.size, 2), (*stride, 1), 2 * self.offset)
+
+
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+
 
 @dataclass(frozen=True, slots=True)
 class Name:

@@ -58,7 +58,7 @@ ARITHMETIC = frozenset(
         *("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "where", "eq", "ne", "lt", "le", "gt", "ge"),
         *("logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not"),
         *("sum", "mean", "amax", "amin", "prod", "masked_fill", "lerp", "addcmul", "addcdiv", "sign", "fmod"),
-        *("__lshift__", "__rshift__", "__and__", "__or__", "__xor__", "isnan", "isinf"),
+        *("__lshift__", "__rshift__", "__and__", "__or__", "__xor__", "isnan", "isinf", "complex", "polar"),
     }
 )
 """Pointwise operators and plain reductions."""

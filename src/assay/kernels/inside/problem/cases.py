@@ -2,7 +2,9 @@
 
 What an input may be is a guess where it cannot be seen. Where the reference refuses a family, or is not finite in it,
 one input may be to blame (a probability, an argument of `log`), and the others would never be varied. So its inputs
-are varied one after the other there, and those stay as they were drawn with which the reference gives no numbers.
+are varied one after the other there, and those with which the reference gives no numbers are brought into smaller
+domains (`numerics.domains`), or stay as they were drawn. Of one that takes negative numbers in some places alone (not
+in a column that goes through `log`), those places are found by halves.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ from assay.kernels.frames import Frame
 from assay.kernels.inside.problem.held import Left, same_in_both
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
 from assay.kernels.inside.problem.values import to_value
+from assay.kernels.numerics.domains import DOMAINS, narrowed, spliced
 from assay.kernels.numerics.families import Family, has_flags, vary, with_numbers
 from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.types import Json
 
 MOST_VARIED = 8
 """Inputs of a problem above which none is varied without the others."""
-MAX_VARIED_S = 0.2
-"""CPU seconds of a case above which that is so, too: each input takes as much for each family."""
+MAX_VARIED_S, MAX_NARROWED_S = 0.2, 0.05
+"""CPU seconds of a case above which that is so, too, or no smaller domains are tried: each input takes as much for each
+family, and each domain of it."""
+MOST_PARTS, LEAST_PARTS = 16, 6
+"""Parts of an axis that are varied by themselves, at most and where none of them is taken."""
 _TIES = "equal elements, in whose order its outputs are one answer of several"
 
 
@@ -106,6 +112,8 @@ class Families:
         self._frame, self._reference, self._model, self._request = frame, reference, model, request
         self._tried: list[Tried] = []
         self._seconds = 0.0
+        self._domains: dict[int, int] = {}
+        """By an input's place, the number of the largest domain in which the problem was seen to take it."""
 
     def add(self) -> list[Tried]:
         """Add a case of each family that the problem takes, and its work in the first one."""
@@ -178,16 +186,66 @@ class Families:
         units = [
             unit for unit in _units(drawn, other) if any(not same_value(drawn[place], varied[place]) for place in unit)
         ]
-        if not 1 < len(units) <= MOST_VARIED or self._seconds > MAX_VARIED_S:
+        if not 0 < len(units) <= MOST_VARIED or self._seconds > MAX_VARIED_S:
             return None
-        kept, found = drawn, None
+        found: Tried | None = None
         start = number % len(units)
+        rest = []
         for unit in (*units[start:], *units[:start]):
-            inputs = tuple(varied[place] if place in unit else value for place, value in enumerate(kept))
-            tried, _ = self._try(inputs)
-            if tried is not None and tried.finite:
-                kept, found = inputs, tried
+            inputs = tuple(
+                varied[at] if at in unit else value for at, value in enumerate(found.inputs if found else drawn)
+            )
+            # All of them together have been tried: of one there is nothing else.
+            tried = self._finite(inputs) if len(units) > 1 else None
+            found = tried or found
+            if tried is None and self._seconds <= MAX_NARROWED_S:
+                rest.append(unit)
+        for unit in rest:
+            found = self._in_a_domain(drawn, varied, found.inputs if found else drawn, unit) or found
+            if number == 1 and len(unit) == 1:
+                found = self._in_places(varied, found.inputs if found else drawn, unit[0]) or found
         return found
+
+    def _in_a_domain(
+        self, drawn: tuple[Value, ...], varied: tuple[Value, ...], kept: tuple[Value, ...], unit: list[int]
+    ) -> Tried | None:
+        """The case with one input varied within the largest domain in which the problem takes it."""
+        for domain in DOMAINS[self._domains.get(unit[0], 0) :]:
+            inputs = tuple(
+                narrowed(drawn[at], varied[at], domain) if at in unit else value for at, value in enumerate(kept)
+            )
+            if (tried := self._finite(inputs)) is not None:
+                self._domains[unit[0]] = DOMAINS.index(domain)
+                return tried
+        return None
+
+    def _in_places(self, varied: tuple[Value, ...], kept: tuple[Value, ...], at: int) -> Tried | None:
+        """The case with one tensor varied where the problem takes it, found by halves along each of its axes."""
+        whole, found = varied[at], None
+        if not isinstance(whole, HostTensor):
+            return None
+        for axis in reversed(range(len(whole.shape))):
+            parts, done = [range(whole.shape[axis])], 0
+            for part in parts:  # grows below
+                middle = (part.start + part.stop) // 2
+                for half in (range(part.start, middle), range(middle, part.stop)):
+                    if not half or len(half) == len(part) or done >= (MOST_PARTS if found else LEAST_PARTS):
+                        continue
+                    done += 1
+                    base = kept[at]
+                    assert isinstance(base, HostTensor), "it is one as it is varied"
+                    inputs = (*kept[:at], spliced(base, whole, axis, half), *kept[at + 1 :])
+                    if (tried := self._finite(inputs)) is not None:
+                        kept, found = inputs, tried
+                    else:
+                        parts.append(half)
+            if found is not None:
+                return found
+        return None
+
+    def _finite(self, inputs: tuple[Value, ...]) -> Tried | None:
+        tried, _ = self._try(inputs)
+        return tried if tried is not None and tried.finite else None
 
 
 def _units(drawn: Sequence[Value], other: Sequence[Value]) -> list[list[int]]:

@@ -15,13 +15,18 @@ def is_constant(weight: torch.Tensor) -> bool:
     return weight.numel() > 0 and bool((weight == weight.flatten()[0]).all())
 
 
+def is_fraction(tensor: torch.Tensor) -> bool:
+    """Whether its elements are real or complex fractions, and no whole numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def movable_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The buffers of a state that hold finite fractions."""
     kept = model.state_dict()
     return {
         name: buffer
         for name, buffer in model.named_buffers()
-        if name in kept and buffer.is_floating_point() and bool(buffer.isfinite().all())
+        if name in kept and is_fraction(buffer) and bool(buffer.isfinite().all())
     }
 
 
@@ -36,7 +41,12 @@ def growth_of(model: torch.nn.Module) -> float:
 
 
 def move(weight: torch.Tensor, growth: float = 0.0) -> None:
-    """Move every element at random, in place. With a `growth` far: some change their sign, some are so much larger."""
+    """Move every element at random, in place, both parts of complex ones. With a `growth` far: some change their sign,
+    some are so much larger. Whole numbers change places: what others would mean is not known."""
+    if not is_fraction(weight):
+        weight.copy_(weight.flatten()[torch.randperm(weight.numel(), device=weight.device)].reshape(weight.shape))
+        return
+    weight = torch.view_as_real(weight) if weight.is_complex() else weight
     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
     if growth:

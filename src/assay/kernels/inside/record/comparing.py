@@ -5,7 +5,9 @@ Names of parameters are the candidate's own: what a part of a step means is deci
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -265,3 +267,15 @@ def _windows_in(values: Collection[Json]) -> Iterator[Json]:
             yield value["window"]
         elif isinstance(value, dict) and "descriptor" in value:
             yield value["descriptor"][0]
+
+
+PAIRS, MORE = 12, 4
+"""How many pairs of weights, and larger groups of them, change at once."""
+
+
+def groups_of(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Which of some weights change at once in a call: each alone, then two of them, and more, by chance."""
+    chance = random.SystemRandom()
+    pairs = list(itertools.combinations(names, 2)) if len(names) > 2 else []
+    larger = [tuple(chance.sample(names, chance.randrange(3, len(names)))) for _ in range(MORE) if len(names) > 3]
+    return [*((name,) for name in names), *chance.sample(pairs, min(PAIRS, len(pairs))), *larger]

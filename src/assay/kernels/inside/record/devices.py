@@ -205,7 +205,7 @@ class Pretended(OnCpu):
                 "there differs between devices. Remember what you have changed"
             )
         self.versions[id(tensor)] = tensor
-        return Version(torch.Tensor._version.__get__(tensor))  # type: ignore[attr-defined]
+        return Version(torch.Tensor._version.__get__(tensor), (id(tensor),))  # type: ignore[attr-defined]
 
     def _equal(self, tensor: torch.Tensor, other: Any) -> Any:
         if other is None:

@@ -28,8 +28,9 @@ from assay.kernels.frames import value_of
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.problem.values import tensors_in
+from assay.kernels.inside.problem.weights import is_fraction
 from assay.kernels.inside.record import launches, light, reads, streams
-from assay.kernels.inside.record.comparing import Call, compare, made_of, remade, settled
+from assay.kernels.inside.record.comparing import Call, compare, groups_of, made_of, remade, settled
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models, process
 from assay.kernels.inside.record.host.returned import Lists, check_returned
@@ -189,7 +190,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         pretended.held = [tensor for _, tensor in (*params, *buffers)]
         before = len(tape.sizes())
         calls: list[Call] = []
-        caller = _Caller(model, dict(params), {name: each for name, each in buffers if each.is_floating_point()}, lists)
+        caller = _Caller(model, dict(params), {name: each for name, each in buffers if is_fraction(each)}, lists)
         weights = {f"the parameter {name}": each for name, each in params}
         weights |= {f"the buffer {name}": each for name, each in buffers}
         for arguments in (first, again, again):
@@ -197,13 +198,19 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             calls.append(_call(caller, arguments, tape, header))
         repeated = _call(caller, again, tape, header)
         kept = remade(calls, repeated, before, tape.constants)
-        alone: list[Call] = []
-        for what, tensor in weights.items():
-            if pretended.versions.get(id(tensor)) is tensor or made_of(calls[0], tape.storage(tensor), kept):
-                _count_change([tensor])
-                alone.append(_call(caller, again, tape, header))
-                if made_of(calls[0], tape.storage(tensor), remade(calls, alone[-1], before, tape.constants)):
-                    raise WrongOutputError(_STALE.format(what))
+        asked = [
+            what
+            for what, tensor in weights.items()
+            if pretended.versions.get(id(tensor)) is tensor or made_of(calls[0], tape.storage(tensor), kept)
+        ]
+        some: list[Call] = []
+        for group in groups_of(asked):
+            _count_change(weights[what] for what in group)
+            some.append(_call(caller, again, tape, header))
+            left = remade(calls, some[-1], before, tape.constants)
+            for what in group:
+                if made_of(calls[0], tape.storage(weights[what]), left):
+                    raise WrongOutputError(_STALE.format(" and ".join(group)))
         others = []
         for best in range(1, capture.asked):
             capture.best = best
@@ -228,7 +235,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     literals = dict(tape.constants)
     compared = compare(calls, repeated, before, literals, names)
     if not compared.differs:
-        said = (compare([calls[0], other], repeated, before, literals, names).differs for other in alone)
+        said = (compare([calls[0], other], repeated, before, literals, names).differs for other in some)
         compared = replace(compared, differs=next(filter(None, said), ""))
     if others and compare([calls[0], *others], repeated, before, literals, names).differs:
         raise NotRecordableError(_DEPENDS)

@@ -26,7 +26,14 @@ from assay.kernels.frames import value_of
 from assay.kernels.inside.precision import set_precision_policy
 from assay.kernels.inside.problem.values import tensors_in, tensors_of_output
 from assay.kernels.inside.submission import fault, load
-from assay.kernels.inside.tensors import WrongOutputError, as_laid_out, flat_tensors, output_bytes, tensors_of
+from assay.kernels.inside.tensors import (
+    WrongOutputError,
+    as_laid_out,
+    flat_tensors,
+    in_precision,
+    output_bytes,
+    tensors_of,
+)
 from assay.kernels.inside.timing import masking
 from assay.kernels.inside.timing.contestants import Contestant, Module, Seconds
 
@@ -96,7 +103,7 @@ def contestant(source: str, header: Json, blobs: Sequence[memoryview], seconds_o
     torch.manual_seed(header["weight_seed"])
     model = getattr(module, header["entry"])(*init_inputs)
     if isinstance(model, torch.nn.Module):
-        model = model.to(header["device"], getattr(torch, header["precision"]))
+        model = in_precision(model, getattr(torch, header["precision"]), header["device"])
     return Module(
         torch.compile(model) if header["baseline"] == "compile" else model, graph=header["baseline"] == "graph"
     )

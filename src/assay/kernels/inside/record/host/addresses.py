@@ -108,26 +108,34 @@ def is_gone(storage: torch.UntypedStorage) -> bool:
 
 
 class Version:
-    """What `_version` gives: it grows with each change. Good for comparing, alone or in tuples, dictionaries and sums;
-    what else is made of it may be the same for two."""
+    """What `_version` gives: it grows with each change. Good for comparing with an earlier one of the same tensor,
+    alone or in tuples, dictionaries and sums, or with a negative number that stands for none; what else is made of it
+    may be the same for two."""
 
-    __slots__ = ("_count",)
+    __slots__ = ("_count", "_of")
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, of: tuple[int, ...]) -> None:
+        self._count, self._of = count, of
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return int  # to isinstance(), as on a GPU
 
     def _ordered(self, other: object, by: Callable[[int, int], bool]) -> bool:
-        return by(self._count, _count_of(other))
+        return by(self._count, self._comparable(other))
+
+    def _comparable(self, other: object) -> int:
+        if type(other) is Version and other._of == self._of:
+            return other._count
+        if type(other) is int and other < 0:
+            return other
+        _refuse_version()
 
     def __eq__(self, other: object) -> bool:
-        return type(other) in (int, Version) and self._count == _count_of(other)
+        return type(other) in (int, Version) and self._count == self._comparable(other)
 
     def __hash__(self) -> int:
-        return hash((_SALT, self._count))
+        return _SALT
 
     def __lt__(self, other: object) -> bool:
         return self._ordered(other, operator.lt)
@@ -142,7 +150,11 @@ class Version:
         return self._ordered(other, operator.ge)
 
     def __add__(self, other: object) -> Version:
-        return Version(self._count + _count_of(other))
+        if type(other) is int:
+            return Version(self._count + other, self._of)
+        if type(other) is not Version:
+            _refuse_version()
+        return Version(self._count + other._count, tuple(sorted((*self._of, *other._of))))
 
     __radd__ = __add__
 
@@ -161,21 +173,14 @@ class Version:
 
 
 _SALT = random.SystemRandom().getrandbits(64)
-"""No number that is made of hashes is one of versions."""
-
-
-def _count_of(other: object) -> int:
-    if type(other) is Version:
-        return other._count
-    if type(other) is not int:
-        _refuse_version()
-    return other
+"""The hash of all versions: what holds two compares them, and no number that is made of hashes is one of them."""
 
 
 def _refuse_version() -> NoReturn:
     raise NotRecordableError(
-        "host code computes with a _version, of which several may give one number: compare versions with ==, alone or "
-        "in a tuple of those of all that is kept"
+        "host code computes with a _version, or compares it with a number or with that of another tensor, which may be "
+        "the same for several: compare it with an earlier one of the same tensor by ==, alone or in a tuple of those "
+        "of all that is kept. None and -1 may stand for a first one"
     )
 
 

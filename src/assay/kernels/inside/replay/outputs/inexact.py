@@ -13,6 +13,7 @@ import torch
 
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.triton.error_bounds.memory import UNKNOWN, Kind
+from assay.kernels.numerics.tolerance import scale_of
 from assay.kernels.program.form import DTYPES, Window
 from assay.types import Json
 
@@ -44,8 +45,9 @@ def told(memory: Memory, windows: Sequence[Window]) -> dict[str, Json]:
 
 
 def share(memory: Memory, window: Window) -> float:
-    """The largest bound of an output's elements, as a part of their own size and of the root mean square of all; of
+    """The largest bound of an output's elements, as a part of their own size and of the size of all (`scale_of`); of
     whole numbers 0 or `MOST`."""
+    window = window.reals
     limits = bounds_of(memory, window)
     if limits is None:
         return 0.0
@@ -53,8 +55,7 @@ def share(memory: Memory, window: Window) -> float:
     if not values.dtype.is_floating_point:
         return MOST
     size = np.abs(values.to(torch.float64).numpy())
-    finite = size[np.isfinite(size)]
-    scale = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    scale = scale_of(size)
     with np.errstate(all="ignore"):
         found = limits / (np.where(np.isfinite(size), size, 0.0) + scale)
     return float(min(np.nan_to_num(found, nan=MOST, posinf=MOST).max(initial=0.0), MOST))

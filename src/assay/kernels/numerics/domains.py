@@ -1,0 +1,66 @@
+"""Inputs of a family brought into a domain that cannot be seen, where the reference is not finite with them.
+
+A problem may draw its inputs from [0, 1) since it takes their logarithm or their square root, or since they are
+probabilities. A family that has negative numbers in place of them gives no numbers then, and is not lost: it is tried
+again with the same numbers made positive, and at last within the range that the problem draws from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from assay.kernels.arrays import Array, HostTensor, Value, host_tensor
+from assay.kernels.numerics.families import FAINT, Floats, as_sorted, role_of, triangle
+
+Domain = Literal["not negative", "positive", "as drawn"]
+DOMAINS: tuple[Domain, ...] = ("not negative", "positive", "as drawn")
+
+
+def narrowed(drawn: Value, varied: Value, domain: Domain) -> Value:
+    """A varied input within a domain: absolute values; those with a small number in place of each zero; or numbers
+    between the least and the largest that was drawn. What is no tensor of real numbers stays as it is varied."""
+    if isinstance(drawn, tuple) and isinstance(varied, tuple):
+        return type(varied)(narrowed(one, other, domain) for one, other in zip(drawn, varied, strict=True))
+    if not _is_real(drawn) or not _is_real(varied):
+        return varied
+    return _with(varied, _narrowed(_floats(drawn), _floats(varied), domain))
+
+
+def spliced(kept: HostTensor, varied: HostTensor, axis: int, places: range) -> HostTensor:
+    """A tensor with some places along an axis as they are varied."""
+    new = kept.array().copy()
+    there = (slice(None),) * axis + (slice(places.start, places.stop),)
+    new[there] = varied.array()[there]
+    return _with(kept, new)
+
+
+def _narrowed(drawn: Floats, varied: Floats, domain: Domain) -> Array:
+    least, most = float(drawn.min()), float(drawn.max())
+    if domain == "as drawn":
+        with np.errstate(over="ignore"):
+            new = least + (most - least) / (1 + np.exp(-varied))
+    else:
+        new = np.abs(varied)
+        if domain == "positive":
+            new = np.where(new == 0, FAINT * max(abs(least), abs(most)), new)
+    zeros = triangle(drawn)
+    return as_sorted(np.where(zeros, 0.0, new) if zeros is not None else new, drawn, drawn)
+
+
+def _is_real(value: Value) -> bool:
+    return isinstance(value, HostTensor) and bool(value.data) and value.is_float and role_of(value.array()) == "real"
+
+
+def _floats(value: Value) -> Floats:
+    assert isinstance(value, HostTensor), "the caller has looked"
+    return value.array().astype(np.float64)
+
+
+def _with(value: Value, array: Array) -> HostTensor:
+    """A tensor of the same dtype and layout, with other elements."""
+    assert isinstance(value, HostTensor), "the caller has looked"
+    made = host_tensor(array, value.dtype)
+    return made if value.layout is None else replace(made, layout=value.layout)
