@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -565,3 +566,65 @@ def test_inputs_lie_as_they_are_made_in_any_precision(process: ReferenceProcess,
     entries = process.shapes(LAID, precision=precision).inputs
     assert [layout_of(entry["layout"]) for entry in entries] == layouts
     assert np.allclose(case.exact[1], 0.5 * given[3].array(), rtol=1e-6)
+
+
+DOMAINS = {
+    "roots": ("torch.exp(torch.sqrt(x) / 4)", lambda x: x.min() >= 0 and x.max() > 9),
+    "logarithms": ("torch.log(x)", lambda x: x.min() > 0 and x.max() > 9),
+    "probabilities": ("torch.log(x) + torch.log1p(-x)", lambda x: x.min() > 0 and x.max() < 1 and x.std() > 0.3),
+    "a column of logarithms": (
+        "torch.cat([torch.log(x[:, 3:4]), torch.relu(x[:, 4:]), torch.relu(x[:, :3])], 1)",
+        lambda x: x[:, 3].min() > 0 > x[:, 2000:].min(axis=0).max(),
+    ),
+    "a row of logarithms": ("torch.cat([torch.log(x[:1]), torch.relu(x[1:])])", lambda x: x[0].min() > 0 > x[1:].min()),
+}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_a_family_is_brought_into_the_domain_that_the_problem_takes(process: ReferenceProcess, name: str) -> None:
+    body, holds = DOMAINS[name]
+    code = TINY.replace("return torch.relu(x) * self.scale", f"return {body}")
+    result = process.evaluate(code, input_seed=1, weight_seed=0)
+    assert [case.family for case in result.cases] == list(FAMILIES) and all(case.finite for case in result.cases)
+    shown = "signed" if name.startswith("a ") else "large"
+    (case,) = (case for case in result.cases if case.family == shown)
+    assert holds(tensor(case.inputs[0]).array())
+    assert not result.refused
+
+
+TURNED = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.turn = torch.nn.Parameter(torch.view_as_complex(torch.randn(8, 2)))
+        self.register_buffer("shift", torch.full((8,), 2j))
+        self.levels = torch.nn.Parameter(torch.arange(8), requires_grad=False)
+
+    def forward(self, z):
+        return torch.view_as_real(z * self.turn + self.shift), self.turn, self.levels + 0
+
+
+def get_inputs():
+    return [torch.randn(4, 8, dtype=torch.complex64)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("perturb", ["none", "all"])
+def test_complex_and_whole_weights_are_what_they_are(
+    process: ReferenceProcess, perturb: Literal["none", "all"]
+) -> None:
+    result = process.evaluate(TURNED, input_seed=1, weight_seed=0, perturb_weights=perturb, with_state=True)
+    case = result.cases[0]
+    exact, turn, levels = case.exact
+    z = tensor(case.inputs[0]).array().astype(np.complex128)
+    expected = z * turn + 2j
+    np.testing.assert_allclose(exact[..., 0] + 1j * exact[..., 1], expected, rtol=1e-12)
+    assert turn.dtype == np.complex128 and (turn.imag != 0).all() and case.rounded[1].dtype == np.complex64
+    assert sorted(levels) == list(range(8)) and (list(levels) == list(range(8))) == (perturb == "none")

@@ -115,7 +115,7 @@ def test_families_that_prove_nothing_are_named(reference_process: ReferenceProce
         module("return x / ((x >= 0).all() & (x.std() > 0.25) & (x.std() < 0.4))"),
         **{"input_seed": 0, "weight_seed": 0, "for_screening": True},
     )
-    assert set(screening_of(fussy).dropped_families) == {"signed", "large", "sparse"}
+    assert set(screening_of(fussy).dropped_families) == {"signed", "large"}
 
 
 def test_a_domain_of_positive_numbers_costs_no_family(reference_process: ReferenceProcess) -> None:

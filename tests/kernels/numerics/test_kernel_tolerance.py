@@ -17,6 +17,7 @@ from assay.kernels.numerics.tolerance import (
     compare,
     constant_passes,
     rms,
+    scale_of,
     tolerance_for,
 )
 
@@ -195,3 +196,33 @@ def test_the_root_mean_square_neither_overflows_nor_counts_what_is_not_finite() 
     assert rms(np.array([3e200, 4e200])) == pytest.approx(np.sqrt(12.5) * 1e200)
     assert rms(np.array([3.0, np.nan, np.inf, 4.0])) == pytest.approx(np.sqrt(12.5))
     assert rms(np.array([np.nan])) == 0 == rms(np.zeros(3))
+
+
+@pytest.mark.parametrize("mask", [-1e9, -1e10, 65504.0, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("share", [0.05, 0.7])
+def test_what_stands_for_masked_elements_does_not_swallow_the_others(mask: float, share: float) -> None:
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal((40, 40))
+    masked = rng.random(exact.shape) < share
+    exact[masked] += mask
+    tolerance = tolerance_for(exact, exact.astype(np.float32), "float32")
+    assert tolerance.absolute < 3e-4 and scale_of(exact) < 2
+    assert compare(exact.astype(np.float32), exact, tolerance).ok
+    wrong = np.where(masked, exact, exact * 1.01)
+    assert not compare(wrong, exact, tolerance).ok
+    assert not compare(np.where(masked, 0.0, exact), exact, tolerance).ok, "the mask itself is looked at"
+
+
+@pytest.mark.parametrize(
+    "exact",
+    [
+        np.where(np.arange(1000) % 40 == 0, 1.0, 1e-13),  # a softmax that has decided
+        np.clip(np.random.default_rng(0).standard_normal(1000) * 1e5, -6, 6),
+        np.exp(np.random.default_rng(0).standard_normal(1000) * 20),  # a few are far larger, and none is another's
+        np.where(np.arange(1000) == 0, 1e9, 1.0),
+        np.full(1000, -1e9),
+    ],
+    ids=["saturated", "clamped", "spread", "one", "alike"],
+)
+def test_large_elements_that_are_computed_count(exact: Floats) -> None:
+    assert scale_of(exact) == rms(exact)

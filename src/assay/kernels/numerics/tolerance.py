@@ -23,8 +23,8 @@ ENVELOPE_SLACK = 16.0
 """How many times the reference's own largest error is allowed: another order of summation is a few times as bad."""
 LEAST_MASK, MASK_TIMES, MASK_SHARE, MASKS = 1000.0, 100.0, 0.01, 4
 """A number stands for what is masked where it is at least so large (those at which functions saturate are not), the
-others are so many times smaller, and at least this share of the elements have it, to within the tolerance. An output
-may have several of these numbers."""
+others are so many times smaller, and at least this share of the elements have it, or nearly. An output may have several
+of these numbers."""
 MAX_ENVELOPE_SHARE = 0.02
 """The envelope counts up to this share of the root mean square; a reference that is worse than that decides nothing."""
 
@@ -102,7 +102,8 @@ def computed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
     return kept
 
 
-_NEARLY_ALIKE = 1e-4
+_NEARLY_ALIKE = 0.01
+"""Scores may have been added to a mask."""
 
 
 def tolerance_for(exact: Array, rounded: Array, precision: str) -> Tolerance:

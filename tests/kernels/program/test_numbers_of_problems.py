@@ -1,0 +1,142 @@
+"""Numbers that problems have beside plain fractions: complex weights, masks in outputs, columns in a domain of their
+own. A kernel that leaves a part of the work out is wrong, and one that does it is right."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from assay.kernels.problems.sources import make_problem
+from support.kernel_graders import Bench
+
+REFERENCE = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        WEIGHTS
+
+    def forward(self, *given):
+        RETURNED
+
+
+def get_inputs():
+    return [INPUTS]
+
+
+def get_init_inputs():
+    return []
+"""
+SUBMISSION = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, w_ptr, m_ptr, y_ptr, n, D: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    KERNEL
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        WEIGHTS
+
+    def forward(self, *given):
+        BODY
+"""
+ROTATED = "self.turn = torch.nn.Parameter(torch.view_as_complex(torch.randn(16, 2)))"
+KEPT = "self.register_buffer('turn', torch.polar(torch.ones(16), torch.linspace(0.1, 3.0, 16)))"
+ROTATING = """
+a, b = tl.load(x_ptr + 2 * i, mask=inside), tl.load(x_ptr + 2 * i + 1, mask=inside)
+c, s = tl.load(w_ptr + 2 * (i % D), mask=inside), tl.load(w_ptr + 2 * (i % D) + 1, mask=inside)
+tl.store(y_ptr + 2 * i, a * c - b * s, mask=inside)
+tl.store(y_ptr + 2 * i + 1, a * s + b * c, mask=inside)
+"""
+LAUNCHED = """
+y = torch.empty_like(given[0])
+x, w = torch.view_as_real(given[0]), torch.view_as_real(self.turn)
+kernel[(4,)](x, w, x, torch.view_as_real(y), y.numel(), 16, 64)
+return y
+"""
+MASKED = """
+m = tl.load(m_ptr + i, mask=inside, other=0)
+k = tl.arange(0, 8)[None, :]
+x = tl.load(x_ptr + (i // D)[:, None] * 8 + k)
+s = tl.sum(x * tl.load(w_ptr + (i % D)[:, None] * 8 + k), 1)
+tl.store(y_ptr + i, tl.where(m != 0, -1e9, s), mask=inside)
+"""
+SCORED = """
+y = torch.empty((16, 16), device=given[0].device)
+kernel[(4,)](given[0], given[1], given[2], y, 256, 16, 64)
+return y
+"""
+COLUMNS = """
+x = tl.load(x_ptr + i, mask=inside, other=1.0)
+tl.store(y_ptr + i, tl.where(i % D == 0, tl.log(x), tl.maximum(x, 0.0) * 2), mask=inside)
+"""
+ELEMENTS = """
+y = torch.empty_like(given[0])
+kernel[(4,)](given[0], given[0], given[0], y, y.numel(), 16, 64)
+return y
+"""
+ROOTS = "x = tl.sqrt(tl.load(x_ptr + i, mask=inside, other=1.0)) / 4\ntl.store(y_ptr + i, tl.exp(x), mask=inside)"
+POLYNOMIAL = ROOTS.replace("tl.exp(x)", "1 + x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4)))")
+COMPLEX = "torch.randn(16, 16, dtype=torch.complex64)"
+CASES = {
+    "complex weights": (ROTATED, "return given[0] * self.turn", COMPLEX, ROTATING, LAUNCHED, "ok"),
+    "complex buffers": (KEPT, "return given[0] * self.turn", COMPLEX, ROTATING, LAUNCHED, "ok"),
+    "complex weights, of which one part is used": (
+        *(ROTATED, "return given[0] * self.turn", COMPLEX),
+        *(ROTATING.replace("- b * s", "").replace("a * s +", ""), LAUNCHED, "wrong"),
+    ),
+    "complex buffers, of which one part is used": (
+        *(KEPT, "return given[0] * self.turn", COMPLEX),
+        *(ROTATING.replace("- b * s", "").replace("a * s +", ""), LAUNCHED, "wrong"),
+    ),
+    "scores beside a mask": (
+        *("", "return (given[0] @ given[1].T).masked_fill(given[2], -1e9)"),
+        *("torch.randn(16, 8), torch.randn(16, 8), torch.rand(16, 16) < 0.4", MASKED, SCORED, "ok"),
+    ),
+    "a mask without the scores": (
+        *("", "return (given[0] @ given[1].T).masked_fill(given[2], -1e9)"),
+        *("torch.randn(16, 8), torch.randn(16, 8), torch.rand(16, 16) < 0.4", MASKED.replace(", s)", ", 0.5)")),
+        *(SCORED, "wrong"),
+    ),
+    "a column of logarithms": (
+        *("", "x = given[0]; return torch.cat([torch.log(x[:, :1]), torch.relu(x[:, 1:]) * 2], 1)"),
+        *("torch.rand(16, 16)", COLUMNS, ELEMENTS, "ok"),
+    ),
+    "a column of logarithms, and the others as they are where they are positive": (
+        *("", "x = given[0]; return torch.cat([torch.log(x[:, :1]), torch.relu(x[:, 1:]) * 2], 1)"),
+        *("torch.rand(16, 16)", COLUMNS.replace("tl.maximum(x, 0.0)", "x"), ELEMENTS, "wrong"),
+    ),
+    "roots": ("", "return torch.exp(torch.sqrt(given[0]) / 4)", "torch.rand(16, 16)", ROOTS, ELEMENTS, "ok"),
+    "roots, right where they are small": (
+        *("", "return torch.exp(torch.sqrt(given[0]) / 4)", "torch.rand(16, 16)", POLYNOMIAL, ELEMENTS, "wrong"),
+    ),
+}
+
+
+def _filled(text: str, **parts: str) -> str:
+    for name, part in parts.items():
+        indent = next(line for line in text.splitlines() if line.strip() == name)[: -len(name)]
+        text = text.replace(
+            f"{indent}{name}\n", textwrap.indent(textwrap.dedent(part or "pass").strip() + "\n", indent)
+        )
+    return text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_left_out_of_these_numbers_is_missed(bench: Bench, name: str) -> None:
+    weights, returned, inputs, kernel, body, kind = CASES[name]
+    code = _filled(REFERENCE.replace("[INPUTS]", f"[{inputs}]"), WEIGHTS=weights, RETURNED=returned)
+    problem = make_problem(1, 77, "numbers", code, "own")
+    found = bench.grade(problem, _filled(SUBMISSION, WEIGHTS=weights, KERNEL=kernel, BODY=body))
+    assert found.kind == kind, found
