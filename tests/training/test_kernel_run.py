@@ -61,8 +61,8 @@ KILLS: Sequence[tuple[str, str, int]] = (
     ("assay.kernels.pool", "GradingPool._grade", 2),
     ("assay.training.run.directory", "RunDirectory.commit", 1),
 )
-"""While answers are sampled, while kernels are graded, and after a step, before it is committed. What kills do elsewhere
-in a step does not depend on what is learned (`tests/training/run`)."""
+"""While answers are sampled, while kernels are graded, and after a step, before it is committed. What kills do
+elsewhere in a step does not depend on what is learned (`tests/training/run`)."""
 
 
 def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_after_kills(tmp_path: Path) -> None:

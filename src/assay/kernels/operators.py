@@ -13,6 +13,8 @@ import functools
 import re
 from typing import Literal
 
+Draw = tuple[str, tuple[float, ...]]
+"""A distribution and its numbers: `uniform` from 0 to 1, whichever operator draws it."""
 Kind = Literal[
     "product",
     "convolution",

@@ -601,10 +601,12 @@ class Model(torch.nn.Module):
         super().__init__()
         self.turn = torch.nn.Parameter(torch.view_as_complex(torch.randn(8, 2)))
         self.register_buffer("shift", torch.full((8,), 2j))
-        self.levels = torch.nn.Parameter(torch.arange(8), requires_grad=False)
+        self.levels = torch.nn.Parameter(torch.arange(8) * 3 % 8, requires_grad=False)
+        self.places = torch.nn.Parameter(torch.arange(8), requires_grad=False)
+        self.edges = torch.nn.Parameter(torch.linspace(1, -1, 8))
 
     def forward(self, z):
-        return torch.view_as_real(z * self.turn + self.shift), self.turn, self.levels + 0
+        return torch.view_as_real(z * self.turn + self.shift), self.turn, self.levels + 0, self.places + 0, self.edges
 
 
 def get_inputs():
@@ -622,9 +624,11 @@ def test_complex_and_whole_weights_are_what_they_are(
 ) -> None:
     result = process.evaluate(TURNED, input_seed=1, weight_seed=0, perturb_weights=perturb, with_state=True)
     case = result.cases[0]
-    exact, turn, levels = case.exact
+    exact, turn, levels, places, edges = case.exact
     z = tensor(case.inputs[0]).array().astype(np.complex128)
     expected = z * turn + 2j
     np.testing.assert_allclose(exact[..., 0] + 1j * exact[..., 1], expected, rtol=1e-12)
     assert turn.dtype == np.complex128 and (turn.imag != 0).all() and case.rounded[1].dtype == np.complex64
-    assert sorted(levels) == list(range(8)) and (list(levels) == list(range(8))) == (perturb == "none")
+    assert sorted(levels) == list(range(8)) and (list(levels) == [0, 3, 6, 1, 4, 7, 2, 5]) == (perturb == "none")
+    assert list(places) == list(range(8)) and (np.diff(edges) < 0).all()
+    assert np.allclose(edges, np.linspace(1, -1, 8)) == (perturb == "none")

@@ -88,6 +88,14 @@ return y
 """
 ROOTS = "x = tl.sqrt(tl.load(x_ptr + i, mask=inside, other=1.0)) / 4\ntl.store(y_ptr + i, tl.exp(x), mask=inside)"
 POLYNOMIAL = ROOTS.replace("tl.exp(x)", "1 + x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4)))")
+SCALED = (
+    "x, w = tl.load(x_ptr + i, mask=inside), tl.load(w_ptr + i, mask=inside)\ntl.store(y_ptr + i, x * w, mask=inside)"
+)
+DRAWN = "self.w = torch.nn.Parameter(torch.randn(16, 16))"
+WIDER = "self.wide = torch.nn.Parameter(torch.empty(16, 16).normal_(0, 8))"
+AS_WIDE = "self.named = torch.nn.Parameter(torch.empty(16, 16).normal_(mean=0.0, std=1.0))"
+TIMES = "return given[0] * (given[0] + self.w * 8)"
+BY = "y = torch.empty_like(given[0])\nkernel[(4,)](given[0], self.NAME, given[0], y, 256, 16, 64)\nreturn y"
 COMPLEX = "torch.randn(16, 16, dtype=torch.complex64)"
 CASES = {
     "complex weights": (ROTATED, "return given[0] * self.turn", COMPLEX, ROTATING, LAUNCHED, "ok"),
@@ -117,6 +125,14 @@ CASES = {
         *("", "x = given[0]; return torch.cat([torch.log(x[:, :1]), torch.relu(x[:, 1:]) * 2], 1)"),
         *("torch.rand(16, 16)", COLUMNS.replace("tl.maximum(x, 0.0)", "x"), ELEMENTS, "wrong"),
     ),
+    "weights drawn with a wider distribution": (
+        *(DRAWN, TIMES, "torch.randn(16, 16)", SCALED.replace("x * w", "x * (x + w)"), BY.replace("NAME", "wide")),
+        *("cheat", WIDER),
+    ),
+    "weights drawn in another way from the same one": (
+        *(DRAWN, TIMES, "torch.randn(16, 16)", SCALED.replace("x * w", "x * (x + 8 * w)"), BY.replace("NAME", "named")),
+        *("ok", AS_WIDE),
+    ),
     "roots": ("", "return torch.exp(torch.sqrt(given[0]) / 4)", "torch.rand(16, 16)", ROOTS, ELEMENTS, "ok"),
     "roots, right where they are small": (
         *("", "return torch.exp(torch.sqrt(given[0]) / 4)", "torch.rand(16, 16)", POLYNOMIAL, ELEMENTS, "wrong"),
@@ -135,8 +151,8 @@ def _filled(text: str, **parts: str) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_left_out_of_these_numbers_is_missed(bench: Bench, name: str) -> None:
-    weights, returned, inputs, kernel, body, kind = CASES[name]
+    weights, returned, inputs, kernel, body, kind, *own = CASES[name]
     code = _filled(REFERENCE.replace("[INPUTS]", f"[{inputs}]"), WEIGHTS=weights, RETURNED=returned)
     problem = make_problem(1, 77, "numbers", code, "own")
-    found = bench.grade(problem, _filled(SUBMISSION, WEIGHTS=weights, KERNEL=kernel, BODY=body))
+    found = bench.grade(problem, _filled(SUBMISSION, WEIGHTS=own[0] if own else weights, KERNEL=kernel, BODY=body))
     assert found.kind == kind, found

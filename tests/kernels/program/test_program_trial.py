@@ -50,6 +50,7 @@ DRAW = InputSet(
     outputs=(("float32", (N,)),),
     weights=(("scale", (N,)),),
     work={"mul": (1, N)},
+    draws=(("uniform", (0.0, 1.0)),),
     updated=case("given", 99),
     updated_weights={"scale": host_tensor(np.arange(N), "float32")},
 )

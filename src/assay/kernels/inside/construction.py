@@ -20,9 +20,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.kernels.inside.problem.lineage import Lineage, is_apart
-from assay.kernels.operators import MOST_KEPT
+from assay.kernels.operators import MOST_KEPT, Draw
 from assay.kernels.program.form import DTYPES, Operation, Value, Window
-from assay.kernels.program.weight_work import tainted_by, work_on
+from assay.kernels.program.operations import role_of
+from assay.kernels.program.weight_work import draw_of, tainted_by, work_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.amount = 0
         """Arithmetic operations, as `program.weight_work` counts them."""
+        self.draws: dict[Draw, None] = {}
+        """What it drew from, in order."""
         self._numbers: dict[int, int] = {}
         self._seen: list[StorageWeakRef] = []
         self._bytes: list[int] = []
@@ -91,6 +94,10 @@ class ConstructionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = Operation(schema.name, given, tuple((name, self._value(named[name])) for name in named), outs, 0)
         self.amount += work_on(operation, self._tainted)
         self._tainted |= tainted_by(operation, self._tainted)
+        if role_of(operation) == "random":
+            numbers = tuple(value if type(value) in (int, float) else None for value in args)
+            drawn = Operation(schema.name, numbers, tuple((key, named[key]) for key in named), outs, 0)
+            self.draws[draw_of(drawn)] = None
         changed = (args[place] for place in _written(func) if place < len(args))
         own = (self._window(tensor) for value in changed for tensor in _tensors(value) if _has_form(tensor))
         written = tuple(dict.fromkeys((*outs, *own)))

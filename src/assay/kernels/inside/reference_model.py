@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from assay.kernels.arrays import HostTensor, Layout, Value, host_tensors
@@ -40,6 +41,7 @@ from assay.kernels.inside.problem.weights import constant_buffers, growth_of, mo
 from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, in_precision, meeting, structure_of, structure_text
 from assay.kernels.inside.work import WorkTrace
+from assay.kernels.operators import Draw
 from assay.kernels.source_text import lines_of
 from assay.types import Json
 
@@ -66,6 +68,8 @@ class Reference:
         self.init_inputs: Any = self.space["get_init_inputs"]()
         self.init_work = 0
         """Arithmetic that the constructor does on what it draws, as of the last model."""
+        self.draws: list[Draw] = []
+        """What it draws from, as of the last model."""
         self.structure: Json = None
         """What each output is beside the elements of its tensors."""
         self._structure_text = ""
@@ -86,17 +90,18 @@ class Reference:
     def model(self, seed: int, perturb: str, only: Collection[str] = ()) -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
-        `perturb` is `none`; `all`, which moves weights at random; or `far`, which moves them further.
+        `perturb` is `none`; `all`, which moves weights at random; `far`, which moves them further; or `grown`, the same
+        with their signs.
         `only`: the parameters and buffers that are moved; empty for all parameters.
         """
         model, trace = self.built(seed)
-        self.init_work = trace.amount
+        self.init_work, self.draws = trace.amount, list(trace.draws)
         if perturb != "none":
-            growth = growth_of(model) if perturb == "far" else 0.0
+            growth = growth_of(model) if perturb in ("far", "grown") else 0.0
             with torch.no_grad():
                 for name, weight in model.named_parameters():
                     if not only or name in only:
-                        move(weight, growth)
+                        move(weight, growth, turned=perturb == "far")
                 for name, buffer in movable_buffers(model).items():
                     if name in only:
                         move(buffer)
@@ -230,11 +235,14 @@ def evaluate(request: Json) -> Frame:
     torch.set_num_threads(1)
     reference = Reference(request["code"], request["device"], request["precision"])
     seed = request["weight_seed"]
-    model = reference.model(seed, request["perturb"], request["only"])
+    perturb = request["perturb"]
+    model = reference.model(seed, perturb, request["only"])
+    if perturb == "far" and not _takes(reference, model, request):
+        model = reference.model(seed, "grown", request["only"])
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
     weights = list(model.named_parameters())
-    frame.header["init_work"] = reference.init_work
+    frame.header["init_work"], frame.header["draws"] = reference.init_work, reference.draws
     frame.header["weights"] = [[name, list(weight.shape)] for name, weight in weights]
     frame.header["initial"] = [digest(weight) for _, weight in weights]
     tried = Families(frame, reference, model, request).add()
@@ -255,6 +263,17 @@ def evaluate(request: Json) -> Frame:
         frame.header["state"] = {name: frame.add(to_value(tensor)) for name, tensor in model.state_dict().items()}
     frame.header["init_inputs"] = frame.add(to_value(reference.init_inputs))
     return frame
+
+
+def _takes(reference: Reference, model: torch.nn.Module, request: Json) -> bool:
+    """Whether the outputs are finite with some weights, on inputs as they are drawn."""
+    try:
+        found = reference.outputs(
+            model, reference.inputs(request["input_seed"]), reference.precision, request["weight_seed"]
+        )
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+        return False
+    return all(bool(np.isfinite(output.array()).all()) for output in found)
 
 
 def shapes(request: Json) -> Frame:

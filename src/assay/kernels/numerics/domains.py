@@ -15,13 +15,14 @@ import numpy as np
 from assay.kernels.arrays import Array, HostTensor, Value, host_tensor
 from assay.kernels.numerics.families import FAINT, Floats, as_sorted, role_of, triangle
 
-Domain = Literal["not negative", "positive", "as drawn"]
-DOMAINS: tuple[Domain, ...] = ("not negative", "positive", "as drawn")
+Domain = Literal["not negative", "positive", "both signs", "unit", "as drawn"]
+DOMAINS: tuple[Domain, ...] = ("not negative", "positive", "both signs", "unit", "as drawn")
 
 
 def narrowed(drawn: Value, varied: Value, domain: Domain) -> Value:
-    """A varied input within a domain: absolute values; those with a small number in place of each zero; or numbers
-    between the least and the largest that was drawn. What is no tensor of real numbers stays as it is varied."""
+    """A varied input within a domain: absolute values; those with a small number in place of each zero; numbers up to
+    the largest that was drawn, of both signs; between 0 and 1, where those that were drawn are; or between the least
+    and the largest that was drawn. What is no tensor of real numbers stays as it is varied."""
     if isinstance(drawn, tuple) and isinstance(varied, tuple):
         return type(varied)(narrowed(one, other, domain) for one, other in zip(drawn, varied, strict=True))
     if not _is_real(drawn) or not _is_real(varied):
@@ -39,15 +40,33 @@ def spliced(kept: HostTensor, varied: HostTensor, axis: int, places: range) -> H
 
 def _narrowed(drawn: Floats, varied: Floats, domain: Domain) -> Array:
     least, most = float(drawn.min()), float(drawn.max())
-    if domain == "as drawn":
-        with np.errstate(over="ignore"):
-            new = least + (most - least) / (1 + np.exp(-varied))
-    else:
-        new = np.abs(varied)
-        if domain == "positive":
-            new = np.where(new == 0, FAINT * max(abs(least), abs(most)), new)
+    furthest = max(abs(least), abs(most))
+    match domain:
+        case "not negative":
+            new = np.abs(varied)
+        case "positive":
+            new = np.where(varied == 0, FAINT * furthest, np.abs(varied))
+        case "both signs":
+            new = furthest * np.tanh(varied)
+        case "unit" if least >= 0 and most <= 1:
+            new = _between(0.0, 1.0, varied)
+        case _:
+            new = _between(least, most, varied)
     zeros = triangle(drawn)
     return as_sorted(np.where(zeros, 0.0, new) if zeros is not None else new, drawn, drawn)
+
+
+def _between(least: float, most: float, varied: Floats) -> Floats:
+    """Numbers in a range, at its ends where they are zeros by turns, and else not so close to them that what is left
+    (1 - x) is lost in a last bit."""
+    with np.errstate(over="ignore"):
+        share = np.clip(1 / (1 + np.exp(-varied)), _MARGIN, 1 - _MARGIN)
+    zeros = varied == 0
+    share[zeros] = np.arange(np.count_nonzero(zeros)) % 2
+    return least * (1 - share) + most * share
+
+
+_MARGIN = 1e-3
 
 
 def _is_real(value: Value) -> bool:

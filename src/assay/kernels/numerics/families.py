@@ -128,7 +128,7 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
         case "probability":
             new = _vary_probability(array.astype(np.float64), family, rng)
         case "labels":
-            new = _shuffled(array, rng) if family == "permuted" else rng.choice(np.unique(array), array.shape)
+            new = _relabelled(array, family, rng)
         case "index":
             new = _redrawn(array, family, rng)
         case "distinct":
@@ -335,6 +335,16 @@ def _vary_probability(x: Floats, family: Family, rng: np.random.Generator) -> Fl
         largest = weights == weights.max(axis=axis, keepdims=True)
         weights = np.where((rng.random(x.shape) < SPARSITY) & ~largest, 0.0, weights)
     return np.asarray(weights / weights.sum(axis=axis, keepdims=True))
+
+
+def _relabelled(array: Array, family: Family, rng: np.random.Generator) -> Array:
+    """Labels from among those that were drawn; in the family `faint` slices that have the least of them alone, as masks
+    that let nothing pass."""
+    if family == "permuted":
+        return _shuffled(array, rng)
+    labels = np.unique(array)
+    least = np.where(_faint_slices(array.shape, rng, symmetric=False) == 0, labels[0], array)
+    return least if family == "faint" and not np.array_equal(least, array) else rng.choice(labels, array.shape)
 
 
 def _redrawn(array: Array, family: Family, rng: np.random.Generator) -> Array:

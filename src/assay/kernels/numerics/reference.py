@@ -31,6 +31,7 @@ from assay.kernels.numerics.held_inputs import left_of, own_of
 from assay.kernels.numerics.reference_launch import Walls
 from assay.kernels.numerics.screening import Case, Screening, screen
 from assay.kernels.numerics.shapes import Shapes, counted, shapes_of_answer, work_of
+from assay.kernels.operators import Draw
 from assay.kernels.problems.scaling import LOWER, Rule, ScaledProblem, ladder
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.terminal import inert, shown
@@ -94,6 +95,8 @@ class ReferenceResult:
     """Calls and work of each PyTorch operator in one forward pass (see `inside.work` and `operators`)."""
     init_work: int = 0
     """Arithmetic that its constructor does on what it draws (see `inside.construction`)."""
+    draws: tuple[Draw, ...] = ()
+    """What that draws from."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Families whose inputs the problem takes for illegal, and the error that it raised."""
     other_weights: Case | None = None
@@ -284,6 +287,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         state={name: frame.tensor(tensor) for name, tensor in header.get("state", {}).items()},
         work=work_of(header.get("work", {})),
         init_work=counted(header["init_work"]),
+        draws=tuple((str(name), tuple(map(float, numbers))) for name, numbers in header["draws"]),
         refused=header["refused"],
         peak_mb=header["peak_mb"],
         other_weights=other_weights,

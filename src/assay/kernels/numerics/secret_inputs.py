@@ -24,6 +24,7 @@ from assay.kernels.numerics.held_inputs import Form, forms_of
 from assay.kernels.numerics.rearranged import only_moves
 from assay.kernels.numerics.reference import Perturbation, ReferenceProcess, ReferenceResult, screening_of
 from assay.kernels.numerics.screening import Case, Screening
+from assay.kernels.operators import Draw
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.types import Json
 
@@ -66,6 +67,8 @@ class InputSet:
     """How the tensors lie in the reference's output (`inside.tensors.structure_of`)."""
     init_work: int = 0
     """Arithmetic that the reference's constructor does on what it draws."""
+    draws: tuple[Draw, ...] = ()
+    """What that draws from."""
     meeting: frozenset[tuple[int, int]] = frozenset()
     """The pairs of tensors in the reference's output that lie in the same memory (`arrays.meetings`)."""
     rearranged: bool = False
@@ -200,6 +203,7 @@ class InputBank:
             forms_of([case.after for case in others]),
             result.structure,
             result.init_work,
+            result.draws,
             result.meeting,
             only_moves(cases),
         )

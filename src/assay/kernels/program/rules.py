@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.kernels.base import Policy
+from assay.kernels.operators import Draw
 from assay.kernels.program.form import (
     Launch,
     Operation,
@@ -286,7 +287,12 @@ def constants(program: Program) -> list[Finding]:
 
 
 def constructor(
-    program: Program, reference: int, init_work: int, replaced: Set[int] = frozenset(), refused: bool = True
+    program: Program,
+    reference: int,
+    init_work: int,
+    replaced: Set[int] = frozenset(),
+    refused: bool = True,
+    draws: Sequence[Draw] | None = None,
 ) -> list[Finding]:
     """What the constructor computes of the weights beyond what the reference's does, where forward uses it: no call of
     forward pays for it, and it is stale once the weights change.
@@ -297,10 +303,11 @@ def constructor(
         init_work: Those of its constructor on what it draws.
         replaced: Storages of parameters that were set to other values, which the right outputs followed.
         refused: Whether it decides.
+        draws: What the reference's constructor draws from; None for any.
     """
-    found = weight_work(program, replaced)
+    found = weight_work(program, replaced, draws)
     if replaced:  # what made these is paid for, and pays for nothing else
-        init_work = max(init_work - (weight_work(program).amount - found.amount), 0)
+        init_work = max(init_work - (weight_work(program).amount - weight_work(program, replaced).amount), 0)
     more = min(int(MAX_ARITHMETIC_SHARE * reference), MAX_FOLDED)
     if found.launches:
         first = found.launches[0]

@@ -11,10 +11,11 @@ fixed places) carry taint and are no arithmetic. Only what forward uses in the e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from assay.kernels.operators import kind_of
+from assay.kernels.operators import Draw, kind_of
 from assay.kernels.program.form import Launch, Operation, Program, Step, Value, Window, operations_in, windows_in
 from assay.kernels.program.operations import arithmetic_of, base_name, role_of
 
@@ -31,14 +32,16 @@ class WeightWork:
     """Launches with a tainted operand; nobody counts what they compute."""
 
 
-def weight_work(program: Program, replaced: Set[int] = frozenset()) -> WeightWork:
+def weight_work(program: Program, replaced: Set[int] = frozenset(), draws: Sequence[Draw] | None = None) -> WeightWork:
     """What a program computes of the weights when it is imported and built.
 
     Args:
         program: What was recorded.
         replaced: Storages whose content is another one when forward is called (`replaced_storages`).
+        draws: What the reference's constructor draws from. Numbers of other distributions count as computed: those of
+            an eight times wider one are eight times as large, and no kernel has to multiply them. None for any.
     """
-    costs, _ = _costs(program)
+    costs, _ = _costs(program, draws)
     used = _used(program) - replaced
     amount = most = 0
     worst: Operation | None = None
@@ -55,13 +58,45 @@ def weight_work(program: Program, replaced: Set[int] = frozenset()) -> WeightWor
     return WeightWork(amount, worst, tuple(reversed(launches)))
 
 
-def _costs(program: Program) -> tuple[list[tuple[Step, int]], set[int]]:
+def draw_of(operation: Operation) -> Draw:
+    """What a random operator draws from."""
+    name = base_name(operation)
+    found = [value for value in operation.values if type(value) in (int, float)]
+    numbers = tuple(float(value) for value in found if isinstance(value, int | float) and math.isfinite(value))
+    if name in ("rand", "randn", "rand_like", "randn_like"):
+        return ("normal" if name.startswith("randn") else "uniform"), (0.0, 1.0)
+    if name in ("uniform", "normal"):
+        named = dict(operation.kwargs)
+        first, second = (("from", "to"), ("mean", "std"))[name == "normal"]
+        rest = [value for value in operation.args if type(value) in (int, float)]
+        one = rest[0] if rest else named.get(first, 0.0)
+        other = rest[1] if len(rest) > 1 else named.get(second, 1.0)
+        numbers = tuple(float(value) for value in (one, other) if isinstance(value, int | float))
+    return name, numbers
+
+
+def _is_among(draw: Draw, draws: Sequence[Draw]) -> bool:
+    return any(
+        draw[0] == name
+        and len(draw[1]) == len(numbers)
+        and all(math.isclose(*pair, rel_tol=_ALIKE) for pair in zip(draw[1], numbers, strict=True))
+        for name, numbers in draws
+    )
+
+
+_ALIKE = 1e-6
+"""Numbers of distributions may be computed in another way: 1 / sqrt(n), sqrt(6 / (6 * n))."""
+
+
+def _costs(program: Program, draws: Sequence[Draw] | None = None) -> tuple[list[tuple[Step, int]], set[int]]:
     """Each step of the import and the constructor with what it does on the weights, and the storages tainted then."""
     tainted = {window.storage for window in program.init_inputs}
     costs: list[tuple[Step, int]] = []
     for step in _flat((*program.module, *program.init)):
         if isinstance(step, Operation):
-            costs.append((step, work_on(step, tainted)))
+            other = draws is not None and role_of(step) == "random" and not _is_among(draw_of(step), draws)
+            own = sum(out.elements for out in step.outs) if other else 0
+            costs.append((step, work_on(step, tainted) or own))
             tainted |= tainted_by(step, tainted)
         else:
             touched = _touched(step)

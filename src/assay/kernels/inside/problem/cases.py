@@ -30,10 +30,10 @@ from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.types import Json
 
 MOST_VARIED = 8
-"""Inputs of a problem above which none is varied without the others."""
+"""Inputs of a problem above which some are varied together."""
 MAX_VARIED_S, MAX_NARROWED_S = 0.2, 0.05
-"""CPU seconds of a case above which that is so, too, or no smaller domains are tried: each input takes as much for each
-family, and each domain of it."""
+"""CPU seconds of a case above which none is varied without the others, or no smaller domains are tried: each input
+takes as much for each family, and each domain of it."""
 MOST_PARTS, LEAST_PARTS = 16, 6
 """Parts of an axis that are varied by themselves, at most and where none of them is taken."""
 _TIES = "equal elements, in whose order its outputs are one answer of several"
@@ -186,8 +186,10 @@ class Families:
         units = [
             unit for unit in _units(drawn, other) if any(not same_value(drawn[place], varied[place]) for place in unit)
         ]
-        if not 0 < len(units) <= MOST_VARIED or self._seconds > MAX_VARIED_S:
+        if not units or self._seconds > MAX_VARIED_S:
             return None
+        groups = min(len(units), MOST_VARIED)
+        units = [[at for unit in units[first::groups] for at in unit] for first in range(groups)]
         found: Tried | None = None
         start = number % len(units)
         rest = []

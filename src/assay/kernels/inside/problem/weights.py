@@ -40,15 +40,43 @@ def growth_of(model: torch.nn.Module) -> float:
     return GROWTH_OF_MATRICES if any(weight.dim() > 1 for weight in model.parameters()) else GROWTH
 
 
-def move(weight: torch.Tensor, growth: float = 0.0) -> None:
-    """Move every element at random, in place, both parts of complex ones. With a `growth` far: some change their sign,
-    some are so much larger. Whole numbers change places: what others would mean is not known."""
+def move(weight: torch.Tensor, growth: float = 0.0, turned: bool = True) -> None:
+    """Move every element at random, in place, both parts of complex ones. With a `growth` far: some, one at least, are
+    so much larger, and with `turned` some change their sign. What is sorted stays so."""
     if not is_fraction(weight):
-        weight.copy_(weight.flatten()[torch.randperm(weight.numel(), device=weight.device)].reshape(weight.shape))
+        _move_whole(weight)
         return
     weight = torch.view_as_real(weight) if weight.is_complex() else weight
+    order = int(_is_sorted(weight)) and int(weight.diff().sign().sum().sign())
     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
     if growth:
-        weight.mul_(torch.where(torch.rand_like(weight) < FLIPPED, -1.0, 1.0).to(weight.dtype))
-        weight.mul_(torch.where(torch.rand_like(weight) < GROWN, growth, 1.0).to(weight.dtype))
+        if turned:
+            weight.mul_(torch.where(torch.rand_like(weight) < FLIPPED, -1.0, 1.0).to(weight.dtype))
+        grown = torch.rand_like(weight) < GROWN
+        if grown.numel():
+            grown.view(-1)[int(torch.randint(grown.numel(), ()))] = True
+        weight.mul_(torch.where(grown, growth, 1.0).to(weight.dtype))
+    if order:
+        weight.copy_(weight.sort(descending=order < 0).values)
+
+
+def _move_whole(weight: torch.Tensor) -> None:
+    """Whole numbers change places, unless they are sorted (places, offsets); where all are equal some become smaller,
+    but not less than 1, or the other truth value."""
+    flat = weight.flatten()
+    if is_constant(flat) and (value := int(flat[0])) > 0:
+        smaller = torch.randint(1, value + 1, flat.shape, device=flat.device) if value > 1 else 0 * flat
+        chosen = torch.where(torch.rand(flat.shape, device=flat.device) < FLIPPED, smaller, flat)
+        weight.copy_(chosen.reshape(weight.shape))
+    elif not _is_sorted(flat):
+        weight.copy_(flat[torch.randperm(flat.numel(), device=flat.device)].reshape(weight.shape))
+
+
+def _is_sorted(weight: torch.Tensor) -> bool:
+    """Whether rows ascend along the last axis, or descend, and not by being of one value or of too few elements to
+    tell."""
+    if weight.dim() == 0 or weight.shape[-1] < 3 or weight.dtype == torch.bool:
+        return False
+    steps = weight.diff()
+    return bool(steps.any()) and bool((steps >= 0).all() or (steps <= 0).all())

@@ -140,7 +140,7 @@ def _findings(
         *lasting.left_as_found([found for account in seen for found in account.left]),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
-        *rules.constructor(program, reference, draw.init_work, replaced, refused=folded),
+        *rules.constructor(program, reference, draw.init_work, replaced, refused=folded, draws=draw.draws),
         *rules.races([race for account in seen for race in account.races]),
     ]
 
