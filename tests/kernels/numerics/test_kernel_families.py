@@ -69,7 +69,7 @@ def test_given_is_given_and_a_family_that_changes_nothing_is_none() -> None:
         (np.array([0, 3, 3, 8]), "sorted"),
         (np.array([4, 1, 3, 0]), "distinct"),
         (np.array([4, 1, 1, 0]), "index"),
-        (np.array([7]), "index"),
+        (np.array([7]), "alike"),
         (np.array([7, 7, 7]), "alike"),
         (np.array([1j, 2.0, 0.5]), "complex"),
         (np.where(UNIFORM > 0.5, 1.0, -1.0), "labels"),
@@ -234,3 +234,17 @@ def test_a_mask_that_lets_all_pass_lets_less_pass_in_some_families() -> None:
 def test_numbers_are_those_of_the_draw_that_was_recorded() -> None:
     one, other = ((host_tensor([seed], "float32"), 0.5 + seed, (2 + seed, "a")) for seed in (1, 2))
     assert with_numbers(one, other) == (one[0], *other[1:])
+
+
+@pytest.mark.parametrize("value", [-2, -1, 1, 11])
+@pytest.mark.parametrize("size", [1, 2, 16])
+def test_whole_numbers_that_are_all_alike_are_turned_however_few_and_of_either_sign(value: int, size: int) -> None:
+    given = host_tensor([value] * size, "int64")
+    for family in CHANGED:
+        made = vary((given,), family, np.random.default_rng(0))
+        assert (made is not None) == (family in ("signed", "sparse"))
+        if made is not None:
+            (turned,) = made
+            assert isinstance(turned, HostTensor)
+            low, high = sorted((value, 0))
+            assert set(turned.array()) - {value} and low <= turned.array().min() and turned.array().max() <= high

@@ -153,7 +153,7 @@ def role_of(array: Array) -> Role:
         return "complex"
     flat = array.ravel()
     if np.issubdtype(array.dtype, np.integer):
-        if flat.size > 2 and _is_one_value(array):
+        if _is_one_value(array):
             return "alike"
         if flat.size > 2 and bool(np.all(np.diff(flat.astype(np.int64)) >= 0)):
             return "sorted"
@@ -267,11 +267,14 @@ def _is_strict(rows: Floats) -> bool:
 
 def _turned(array: Array, rng: np.random.Generator) -> Array:
     """A mask, or whole numbers, with other elements than those that are the same everywhere: masks that let less pass,
-    but something of every row; another kind, a flag, or smaller numbers that are not negative."""
+    but something of every row; another kind, a flag, or numbers of the same sign that are closer to zero."""
     value = int(array.flat[0])
-    if not 0 <= value <= _LARGEST:
+    if abs(value) > _LARGEST:
         return array
-    other = rng.integers(1, value, array.shape, endpoint=True) if value > 1 else np.full(array.shape, 1 - value)
+    if value < 0:
+        other = rng.integers(value + 1, 0, array.shape, endpoint=True)
+    else:
+        other = rng.integers(1, value, array.shape, endpoint=True) if value > 1 else np.full(array.shape, 1 - value)
     if array.size == 1:  # a flag of its own
         return other.astype(array.dtype)
     new = np.where(rng.random(array.shape) < MASKED_SHARE, other.astype(array.dtype), array)
@@ -280,7 +283,7 @@ def _turned(array: Array, rng: np.random.Generator) -> Array:
     rows[..., 0] = given[..., 0]
     if np.array_equal(new, array):  # few elements, and chance turned none
         place = (*(rng.integers(size) for size in rows.shape[:-1]), rng.integers(1, rows.shape[-1]))
-        rows[place] = rng.integers(1, value) if value > 1 else 1 - value
+        rows[place] = value + 1 if value < 0 else value - 1 if value > 1 else 1 - value
     return new
 
 

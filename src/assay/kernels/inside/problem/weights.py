@@ -7,7 +7,8 @@ import torch
 FLIPPED, GROWN = 0.25, 0.125
 """Share of elements that change their sign, and of those that grow, where weights are moved far."""
 GROWTH, GROWTH_OF_MATRICES = 10.0, 2.0
-"""By how much they grow; less where a model has matrices, whose products would leave what training leads to."""
+"""By how much they grow; less where a model has matrices, whose products would leave what training leads to, but for
+single numbers (a temperature)."""
 
 
 def is_constant(weight: torch.Tensor) -> bool:
@@ -50,6 +51,7 @@ def move(weight: torch.Tensor, growth: float = 0.0, turned: bool = True) -> None
     order = int(_is_sorted(weight)) and int(weight.diff().sign().sum().sign())
     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
+    growth = GROWTH if growth and weight.numel() == 1 else growth
     if growth:
         if turned:
             weight.mul_(torch.where(torch.rand_like(weight) < FLIPPED, -1.0, 1.0).to(weight.dtype))
