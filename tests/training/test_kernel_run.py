@@ -59,10 +59,12 @@ def _one_thread() -> None:
 KILLS: Sequence[tuple[str, str, int]] = (
     ("support.kernel_run", "Scripted.sample_stream", 5),
     ("assay.kernels.pool", "GradingPool._grade", 2),
+    ("assay.backends.local.backend", "TorchBackend.optim_step", 1),
+    ("assay.grpo.trainer", "GRPOTrainer.update", 2),
     ("assay.training.run.directory", "RunDirectory.commit", 1),
 )
-"""While answers are sampled, while kernels are graded, and after a step, before it is committed. What kills do
-elsewhere in a step does not depend on what is learned (`tests/training/run`)."""
+"""While answers are sampled, while kernels are graded, in the first optimizer step, between the steps, and after the
+second, before it is committed."""
 
 
 def test_a_run_of_several_turns_records_them_under_their_names_and_is_the_same_after_kills(tmp_path: Path) -> None:

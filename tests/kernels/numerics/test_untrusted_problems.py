@@ -152,6 +152,11 @@ def test_counts_of_work_are_bounded(number: Any, reference_process: ReferencePro
         assert "makes no sense" in said(reference_process, forging(WHOLE | forged)), forged
 
 
+@pytest.mark.parametrize("draws", [None, [["normal"]], [["normal", ["a"]]], [["normal", [10**400]]], [1], 7])
+def test_draws_of_another_form_make_no_sense(draws: Any, reference_process: ReferenceProcess) -> None:
+    assert "makes no sense" in said(reference_process, forging(WHOLE | {"draws": draws}))
+
+
 @pytest.mark.parametrize("sizes", ["[-1]", "[1e9]", "{}", "[true]", f"[{10**30}]", "[[]]", "null"])
 def test_a_frame_of_impossible_sizes_is_none(sizes: str) -> None:
     header = f'{{"_blobs": {sizes}}}'.encode()

@@ -96,7 +96,7 @@ class ReferenceResult:
     init_work: int = 0
     """Arithmetic that its constructor does on what it draws (see `inside.construction`)."""
     draws: tuple[Draw, ...] = ()
-    """What that draws from."""
+    """The distributions that its constructor draws from."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Families whose inputs the problem takes for illegal, and the error that it raised."""
     other_weights: Case | None = None

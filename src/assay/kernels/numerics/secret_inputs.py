@@ -68,7 +68,7 @@ class InputSet:
     init_work: int = 0
     """Arithmetic that the reference's constructor does on what it draws."""
     draws: tuple[Draw, ...] = ()
-    """What that draws from."""
+    """The distributions that the reference's constructor draws from."""
     meeting: frozenset[tuple[int, int]] = frozenset()
     """The pairs of tensors in the reference's output that lie in the same memory (`arrays.meetings`)."""
     rearranged: bool = False

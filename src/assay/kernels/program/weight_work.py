@@ -61,18 +61,27 @@ def weight_work(program: Program, replaced: Set[int] = frozenset(), draws: Seque
 def draw_of(operation: Operation) -> Draw:
     """What a random operator draws from."""
     name = base_name(operation)
-    found = [value for value in operation.values if type(value) in (int, float)]
-    numbers = tuple(float(value) for value in found if isinstance(value, int | float) and math.isfinite(value))
     if name in ("rand", "randn", "rand_like", "randn_like"):
         return ("normal" if name.startswith("randn") else "uniform"), (0.0, 1.0)
-    if name in ("uniform", "normal"):
-        named = dict(operation.kwargs)
-        first, second = (("from", "to"), ("mean", "std"))[name == "normal"]
-        rest = [value for value in operation.args if type(value) in (int, float)]
-        one = rest[0] if rest else named.get(first, 0.0)
-        other = rest[1] if len(rest) > 1 else named.get(second, 1.0)
-        numbers = tuple(float(value) for value in (one, other) if isinstance(value, int | float))
-    return name, numbers
+    if name not in _STANDARD:
+        return name, _numbers(operation.values)
+    named, (first, second) = dict(operation.kwargs), _STANDARD[name]
+    given = _numbers(operation.args)
+    one = given[:1] or _numbers([named.get(first, 0.0)])
+    return name, one + (given[1:2] or _numbers([named.get(second, 1.0)]))
+
+
+_STANDARD = {"uniform": ("from", "to"), "normal": ("mean", "std")}
+"""Names of the two numbers of a distribution, which are 0 and 1 where they are not given."""
+
+
+def _numbers(values: Iterable[Value]) -> tuple[float, ...]:
+    """The numbers among some values; one that is larger than any size or seed is NaN, which is no other's number."""
+    found = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return tuple(float(value) if -_MOST <= value <= _MOST else math.nan for value in found)
+
+
+_MOST = 2.0**64
 
 
 def _is_among(draw: Draw, draws: Sequence[Draw]) -> bool:

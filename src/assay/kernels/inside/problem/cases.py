@@ -197,7 +197,7 @@ class Families:
             inputs = tuple(
                 varied[at] if at in unit else value for at, value in enumerate(found.inputs if found else drawn)
             )
-            # All of them together have been tried: of one there is nothing else.
+            # All inputs together have been tried. A single one is all of them.
             tried = self._finite(inputs) if len(units) > 1 else None
             found = tried or found
             if tried is None and self._seconds <= MAX_NARROWED_S:
