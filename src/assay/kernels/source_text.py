@@ -31,9 +31,11 @@ _TAGGED = re.compile(r"[ \t]*([\w+.-]*)")
 _LANGUAGES = frozenset({"", "python", "py", "python3", "triton", "cuda", "cu", "cpp", "c++", "c"})
 _MODEL_NEW = re.compile(r"^[ \t\f]*class(?:[ \t\f]|\\\n)+ModelNew\b", re.MULTILINE)
 _KERNEL = re.compile(r"^[ \t\f]*@[ \t\f]*(?:\w+\.)?(?:jit|autotune|heuristics)\b|load_inline", re.MULTILINE)
+# Only repeats of one set of characters are possessive: before 3.11.5 Python matches those of groups wrongly.
 _TEXT = re.compile(
-    r'''#[^\n]*+|"""(?:[^"\\]|\\.|"(?!""))*+(?:"""|\Z)?|\'\'\'(?:[^\'\\]|\\.|\'(?!\'\'))*+(?:\'\'\'|\Z)?'''
-    r"""|"(?:[^"\\\n]|\\.)*+"?|\'(?:[^\'\\\n]|\\.)*+\'?""",
+    r"""#[^\n]*+"""
+    r"""|\"{3}[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*(?:\"{3}|\Z)?|'{3}[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*(?:'{3}|\Z)?"""
+    r"""|"[^"\\\n]*+(?:\\.[^"\\\n]*+)*"?|'[^'\\\n]*+(?:\\.[^'\\\n]*+)*'?""",
     re.DOTALL,
 )
 """Comments and strings; one that is never closed goes on to the end of its line, or of the text."""

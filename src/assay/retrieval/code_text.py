@@ -17,12 +17,14 @@ from typing import Literal
 
 Kind = Literal["name", "number", "string", "operator"]
 
+# Only repeats of one set of characters are possessive: before 3.11.5 Python matches those of groups wrongly.
 _LEXER = re.compile(
     r"""(?P<skip>\#[^\n]*+|\\\r?\n|[^\S\n]++)
     |(?P<newline>\n)
     |(?P<string>(?:[rRbBuUfF]{0,2})(?:
-        \"\"\"(?:[^"\\]|\\.|"(?!""))*+(?:\"\"\"|\Z)|'''(?:[^'\\]|\\.|'(?!''))*+(?:'''|\Z)
-        |"(?:[^"\\\n]|\\.)*+"?|'(?:[^'\\\n]|\\.)*+'?))
+        \"\"\"[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*(?:\"\"\"|\Z)
+        |'''[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*(?:'''|\Z)
+        |"[^"\\\n]*+(?:\\.[^"\\\n]*+)*"?|'[^'\\\n]*+(?:\\.[^'\\\n]*+)*'?))
     |(?P<number>(?:0[xXbBoO][\da-fA-F_]+|(?:\d[\d_]*+\.?[\d_]*+|\.\d[\d_]*+)(?:[eE][+-]?\d+)?)[jJ]?)
     |(?P<name>[^\W\d]\w*+)
     |(?P<operator>\*\*|//|->|:=|<<|>>|[=!<>]=|[-+*/%@&|^]=|.)""",
