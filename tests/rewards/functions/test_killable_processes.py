@@ -101,7 +101,7 @@ def judged(engine: RewardEngine, *responses: str) -> list[Score]:
 
 def workers() -> set[int]:
     """Processes of this one that run reward functions."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-wweo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
     return {int(pid) for pid, parent, args in rows[1:] if parent == str(os.getpid()) and "functions.worker" in args}
 
