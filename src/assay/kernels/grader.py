@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 MODULE: Form = "module"
 PROGRAM: Form = "program"
 
-VERSION = f"37.{TEXT_VERSION}"
+VERSION = f"38.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
 

@@ -166,9 +166,19 @@ def test_a_model_is_a_module(trials: Trials) -> None:
     assert outcome.end == "crash" and "no torch.nn.Module" in outcome.message
 
 
+def test_a_model_that_says_that_it_is_a_module_is_none(trials: Trials) -> None:
+    code = snaking(MADE + "return y").replace("class ModelNew(nn.Module)", "class ModelNew")
+    says = "__class__ = property(lambda self: nn.Module)\n\n    def to(self, *args):\n        return self"
+    code = code.replace("super().__init__()", "pass").replace("    def forward", f"    {says}\n\n    def __call__", 1)
+    outcome = trials.run(SNAKE, code)
+    assert outcome.end == "crash" and "no torch.nn.Module" in outcome.message, outcome
+
+
 TELLS = "has a {} of its own, by which its caller"
 KEPT = "class Kept(nn.Module):\n    def {}(self, *args, **named):\n        return iter(())\n"
 LYING = "class Lying(type(nn.Module)):\n    __mro__ = property(lambda kind: nn.Module.__mro__)\n"
+DUCK = "class Duck:\n    _parameters = {}\n    def named_modules(self, *args):\n        return iter(())\n"
+EQUAL = "class Equal(nn.Linear):\n    def __eq__(self, other):\n        return True\n"
 LATE = "def to(self, *args, **named):\n        self.parameters = lambda: []\n        return super().to(*args, **named)"
 ASKED = "def __getattribute__(self, name):\n        return super().__getattribute__(name)"
 HAVING = "self.kept = Kept()"
@@ -183,7 +193,9 @@ NAMED = {
     **{name: ("", f"def {name}(self, *args, **named):\n        pass", "", TELLS.format(name)) for name in METHODS},
     **{f"a part's {name}": (KEPT.format(name), "", HAVING, f"Kept {TELLS.format(name)}") for name in METHODS},
     "of an instance": ("", "", "self.named_buffers = lambda: []", TELLS.format("named_buffers")),
-    "set while it is moved": ("", LATE, "", TELLS.format("parameters")),
+    "set while it is moved": ("", LATE, "", TELLS.format("to")),
+    "equal to all others": (EQUAL, "", "self.kept = Equal(2, 2)", f"Equal {TELLS.format('__hash__')}"),
+    "a part that is no module": (DUCK, "", "self._modules['kept'] = Duck()", "a Duck among its modules"),
     "whatever is asked": ("", ASKED, "", TELLS.format("__getattribute__")),
     "a metaclass": (LYING + "class Kept(nn.Module, metaclass=Lying):\n    pass\n", "", HAVING, "a metaclass"),
     "PyTorch's own": ("nn.Module.parameters = lambda self: []\n", "", "", TELLS.format("parameters")),

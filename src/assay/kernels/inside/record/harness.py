@@ -176,10 +176,9 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             operators.draws.of_weights = False
             lists.check("the constructor")
             _check_dtype()
-            models.check(model)  # and again below: moving it runs its own code, and asks it for its parts
+            models.check(model)
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])
-        models.check(model)
         params = models.named_parameters(model)
         named = [[name, tape.window(parameter)] for name, parameter in params]
         buffers = models.named_buffers(model)
@@ -284,12 +283,12 @@ class _Caller:
 
 
 def _moved(model: Any, precision: str) -> Any:
-    """A model as its caller moves it: by its own `to`, which is PyTorch's unless the submission has another one.
+    """A model as its caller moves it, by PyTorch's `to`.
 
     Raises:
         TypeError: it is none.
     """
-    if not isinstance(model, torch.nn.Module):
+    if not models.is_module(model):
         raise TypeError(
             "ModelNew is no torch.nn.Module, so that its caller can neither move it (model.to('cuda')) nor set its "
             "weights. Derive it from torch.nn.Module"

@@ -7,7 +7,7 @@ instead, its caller may be told of other parameters than those that its kernels 
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,17 +21,16 @@ _FREE = frozenset(
     {
         *("__annotations__", "__dict__", "__doc__", "__module__", "__weakref__", "T_destination", "_version"),
         *("call_super_init", "dump_patches", "__init__", "__repr__", "__dir__", "extra_repr", "_get_name"),
-        *("forward", "train", "eval", "to", "_apply", "apply", "compile"),
+        *("__new__", "__init_subclass__", "__subclasshook__", "__str__", "__format__", "__sizeof__", "forward"),
     }
 )
-"""What a model may say itself: its forward, and how it is moved and shown, which is recorded, or tells nobody of
-weights."""
+"""What a model may say itself: how it is made, what it computes, and how it is shown."""
 TELLING = (
-    *("__getattribute__", "__class__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"),
-    *(name for name in vars(Module) if name not in _FREE),
+    *("__copy__", "__deepcopy__"),
+    *(name for name in {**vars(object), **vars(Module)} if name not in _FREE),
 )
-"""Attributes of a model by which its caller calls it, comes to parameters and buffers, saves and loads them: all
-others."""
+"""Attributes of a model by which its caller calls and moves it, tells its parts from each other, comes to parameters
+and buffers, saves and loads them: all others."""
 _PARTS = ("_parameters", "_buffers", "_modules")
 HOOKS = (
     *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
@@ -64,50 +63,65 @@ def hold() -> None:
 def check(model: Any) -> None:
     """Raises NotRecordableError where a model, or a part of it, does not leave to PyTorch what its parameters are."""
     for part in _parts(model):
+        own, kind = _attributes_of(part), f"{type(part).__name__:.80}"
         if type(type(part)) not in (type, ABCMeta):
-            raise NotRecordableError(f"{type(part).__name__:.80} has a metaclass of its own: leave that out")
-        copies.check_class(type(part), f"{type(part).__name__:.80}")
-        own = _attributes_of(part)
-        changed = [own.keys(), *map(_changed, _bases_of(type(part)))]
-        if name := next((name for name in TELLING for names in changed if name in names), ""):
-            raise NotRecordableError(
-                f"{type(part).__name__:.80} has a {name} of its own, by which its caller calls it, or reads or sets "
-                "its weights: leave that to torch.nn.Module. Write forward, and give parameters the names that you "
-                "want them to have"
-            )
-        if name := next((name for name in CONTAINERS for names in changed[1:] if name in names), ""):
-            raise NotRecordableError(
-                f"{type(part).__name__:.80} has a {name} of its class, through which its caller reads or sets its "
-                "weights: leave that to torch.nn.Module"
-            )
-        for name, kind in CONTAINERS.items():
-            if name in own and type(own[name]) is not kind:
-                raise NotRecordableError(
-                    f"{name} of {type(part).__name__:.80} is a {type(own[name]).__name__:.80}, through which its "
-                    "caller reads or sets its weights: leave it as torch.nn.Module makes it"
-                )
-        spaces = (own, *map(vars, _bases_of(type(part))))
-        names = [name for container in _PARTS for name in own.get(container) or {}]
-        if any(type(name) is not str or not name or "." in name for name in names) or len(set(names)) < len(names):
-            raise NotRecordableError(
-                f"{type(part).__name__:.80} has parts under names that torch.nn.Module would not give them (no plain "
-                "text, one with a dot, two of one name): assign them, or use register_parameter and the like"
-            )
-        if name := next((name for name in names for space in spaces if name in space), ""):
-            raise NotRecordableError(
-                f"{type(part).__name__:.80} has something else under the name {name:.80}, which hides a part of it: "
-                "leave that out"
-            )
-        for name in ("_parameters", "_buffers"):
-            for tensor in (own.get(name) or {}).values():
-                _check_tensor(tensor, f"in {name} of {type(part).__name__:.80}")
+            raise NotRecordableError(f"{kind} has a metaclass of its own: leave that out")
+        copies.check_class(type(part), kind)
+        _check_methods(part, own, kind)
+        _check_parts(part, own, kind)
         for name in (*HOOKS, *(_CALLED if part is model else ())):
             if type(own.get(name)) is not type(_fresh[name]) or len(own[name]) or _is_of_class(part, name):
                 raise NotRecordableError(
-                    f"{type(part).__name__:.80} has hooks for weights that are saved, loaded or trained, or of the "
-                    f"model's own call ({name}): leave them out, and leave {name} as torch.nn.Module makes it"
+                    f"{kind} has hooks for weights that are saved, loaded or trained, or of the model's own call "
+                    f"({name}): leave them out, and leave {name} as torch.nn.Module makes it"
                 )
         copies.check(part, {name: value for name, value in own.items() if name != "_modules"})
+
+
+def _check_methods(part: Any, own: Mapping[str, Any], kind: str) -> None:
+    """Raises NotRecordableError for a module that says itself what PyTorch should say of it."""
+    changed = [own.keys(), *map(_changed, _bases_of(type(part)))]
+    if name := next((name for name in TELLING for names in changed if name in names), ""):
+        raise NotRecordableError(
+            f"{kind} has a {name} of its own, by which its caller calls it, moves it, or reads or sets its weights: "
+            "leave that to torch.nn.Module. Write forward, give parameters the names that you want them to have, and "
+            "register tensors that move with the model as buffers"
+        )
+    if name := next((name for name in CONTAINERS for names in changed[1:] if name in names), ""):
+        raise NotRecordableError(
+            f"{kind} has a {name} of its class, through which its caller reads or sets its weights: leave that to "
+            "torch.nn.Module"
+        )
+
+
+def _check_parts(part: Any, own: Mapping[str, Any], kind: str) -> None:
+    """Raises NotRecordableError for parameters, buffers and modules that are kept otherwise than PyTorch keeps them."""
+    for name, made in CONTAINERS.items():
+        if name in own and type(own[name]) is not made:
+            raise NotRecordableError(
+                f"{name} of {kind} is a {type(own[name]).__name__:.80}, through which its caller reads or sets its "
+                "weights: leave it as torch.nn.Module makes it"
+            )
+    spaces = (own, *map(vars, _bases_of(type(part))))
+    names = [name for container in _PARTS for name in own.get(container) or {}]
+    if any(type(name) is not str or not name or "." in name for name in names) or len(set(names)) < len(names):
+        raise NotRecordableError(
+            f"{kind} has parts under names that torch.nn.Module would not give them (no plain text, one with a dot, "
+            "two of one name): assign them, or use register_parameter and the like"
+        )
+    if name := next((name for name in names for space in spaces if name in space), ""):
+        raise NotRecordableError(
+            f"{kind} has something else under the name {name:.80}, which hides a part of it: leave that out"
+        )
+    for module in (own.get("_modules") or {}).values():
+        if module is not None and not is_module(module):
+            raise NotRecordableError(
+                f"{kind} has a {type(module).__name__:.80} among its modules, which is no torch.nn.Module: derive it "
+                "from that"
+            )
+    for name in ("_parameters", "_buffers"):
+        for tensor in (own.get(name) or {}).values():
+            _check_tensor(tensor, f"in {name} of {kind}")
 
 
 def _is_of_class(part: Any, name: str) -> bool:
@@ -165,12 +179,17 @@ def named_buffers(model: Any) -> list[tuple[str, torch.Tensor]]:
     return list(Module.named_buffers(model))
 
 
+def is_module(thing: Any) -> bool:
+    """Whether it is a module of PyTorch, whatever it says of its class."""
+    return any(kind is Module for kind in _bases_of(type(thing)))
+
+
 def _parts(model: Any) -> Iterator[Any]:
     """A model and all modules in it, whatever its own methods say; nothing where it is none."""
     waiting, seen = [model], set[int]()
     while waiting:
         part = waiting.pop()
-        if not any(kind is Module for kind in _bases_of(type(part))) or id(part) in seen:
+        if not is_module(part) or id(part) in seen:
             continue
         seen.add(id(part))
         yield part
