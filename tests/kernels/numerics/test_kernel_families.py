@@ -9,7 +9,17 @@ import numpy.typing as npt
 import pytest
 
 from assay.kernels.arrays import Array, HostTensor, host_tensor
-from assay.kernels.numerics.families import FAMILIES, LARGE, SPARSITY, Family, has_flags, role_of, vary, with_numbers
+from assay.kernels.numerics.families import (
+    FAMILIES,
+    LARGE,
+    MIDDLE,
+    SPARSITY,
+    Family,
+    has_flags,
+    role_of,
+    vary,
+    with_numbers,
+)
 
 RNG = np.random.default_rng(0)
 UNIFORM = RNG.random((40, 50)).astype(np.float32)
@@ -33,7 +43,9 @@ def test_real_inputs_take_the_properties_of_their_family(base: Array) -> None:
     for values, scale in ((signed, 1.0), (large, LARGE)):
         assert (values < 0).mean() > 0.3 and (values > 0).mean() > 0.3
         assert 0.5 * scale < np.sqrt((values.astype(np.float64) ** 2).mean()) < 3 * scale
-    assert abs((varied(base, "sparse") == 0).mean() - SPARSITY) < 0.05
+    sparse = varied(base, "sparse")
+    assert abs((sparse == 0).mean() - SPARSITY) < 0.05
+    assert 0.5 * MIDDLE[0] < np.sqrt((sparse[sparse != 0].astype(np.float64) ** 2).mean()) < 3 * MIDDLE[1]
     permuted = varied(base, "permuted")
     np.testing.assert_array_equal(np.sort(permuted.ravel()), np.sort(base.ravel()))
     assert (permuted != base).mean() > 0.9

@@ -12,6 +12,7 @@ from assay.kernels.operators import HEAVY as HEAVY_KINDS
 from assay.kernels.operators import kind_of
 from assay.kernels.program import rules
 from assay.kernels.program.form import Operation, Program, literal_bytes
+from assay.kernels.program.judging import arithmetic, reductions
 from assay.kernels.program.operations import (
     _PLACES,
     ARITHMETIC,
@@ -45,26 +46,89 @@ def test_a_kernel_by_itself_breaks_no_rule() -> None:
 
 def test_arithmetic_up_to_its_share() -> None:
     program = forward(added(line=21))
-    assert not rules.host_arithmetic(program, 50 * N)
-    (finding,) = rules.host_arithmetic(program, 50 * N - 1)
+    assert not arithmetic.host_arithmetic(program, 50 * N)
+    (finding,) = arithmetic.host_arithmetic(program, 50 * N - 1)
     assert finding.refused and finding.line == 21 and "add" in finding.message
 
 
 def test_arithmetic_up_to_its_number() -> None:
-    most = rules.MAX_ARITHMETIC_OPERATIONS
-    assert not rules.host_arithmetic(forward(*[added()] * most), 10**9)
-    assert rules.host_arithmetic(forward(*[added()] * (most + 1)), 10**9)
+    most = arithmetic.MAX_ARITHMETIC_OPERATIONS
+    assert not arithmetic.host_arithmetic(forward(*[added()] * most), 10**9)
+    assert arithmetic.host_arithmetic(forward(*[added()] * (most + 1)), 10**9)
 
 
 def test_arithmetic_at_import_and_in_hooks_counts() -> None:
-    assert rules.host_arithmetic(made(module=[added()]), 1)
+    assert arithmetic.host_arithmetic(made(module=[added()]), 1)
     hooked = launch()
     hooked["variants"][0]["before"] = [added()]
-    assert rules.host_arithmetic(made(forward=[hooked]), 1)
+    assert arithmetic.host_arithmetic(made(forward=[hooked]), 1)
+
+
+M = 1024
+INPUT, PART, HALF = window(0, (M,)), window(3, (M // 8,)), window(3, (M // 2,))
+
+
+def part(place: int, size: int = M // 8) -> list[Any]:
+    return window(0, (size,), offset=place * size)
+
+
+def added_up(step: str, read: list[Any], out: list[Any]) -> dict[str, Any]:
+    return operation(step, read, outs=(out,))
+
+
+SLICES = [operation("add.Tensor", PART, part(place), outs=(PART,)) for place in range(8)]
+COPY = window(4, (M // 8,))
+ADDED = operation("add.Tensor", PART, COPY, outs=(PART,))
+COPIES = [each for place in range(8) for each in (added_up("clone.default", part(place), COPY), ADDED)]
+BY_HALVES = [
+    operation("add.Tensor", part(0, M // 2), part(1, M // 2), outs=(HALF,)),
+    operation("add.Tensor", window(3, (M // 4,)), window(3, (M // 4,), offset=M // 4), outs=(window(4, (M // 4,)),)),
+    operation("add.Tensor", window(4, (M // 8,)), window(4, (M // 8,), offset=M // 8), outs=(PART,)),
+]
+REDUCED: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "a sum": ([added_up("sum.default", INPUT, window(3, (1,)))], M - 1),
+    "a sum of the weights": ([added_up("sum.default", window(2, (M,)), window(3, (1,)))], M - 1),
+    "a sum of a copy": (
+        [added_up("clone.default", INPUT, window(3, (M,))), added_up("sum.default", window(3, (M,)), window(4, (1,)))],
+        M - 1,
+    ),
+    "a sum of slices": (SLICES, M - M // 8),
+    "a sum of copies of slices": (COPIES, M - M // 8),
+    "halves of halves": (BY_HALVES, M // 4 + M // 8),
+    "a gate": ([operation("mul.Tensor", part(0, M // 2), part(1, M // 2), outs=(HALF,))], 0),
+    "a bias": ([operation("add.Tensor", INPUT, window(2, (M,)), outs=(window(3, (M,)),))], 0),
+    "a sum of what kernels wrote": ([added_up("sum.default", window(1, (M,)), window(3, (1,)))], 0),
+    "a move": ([added_up("clone.default", part(0), PART)], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REDUCED)
+def test_what_pytorch_makes_fewer_of_what_no_kernel_wrote(what: str) -> None:
+    steps, lost = REDUCED[what]
+    program = made(
+        storages=[4 * M] * 5,
+        inputs=[INPUT],
+        outputs=[window(1, (M,))],
+        params=[["scale", window(2, (M,))]],
+        init=[operation("uniform_.default", window(2, (M,)), outs=(window(2, (M,)),))],
+        forward=[launch(), *steps],
+    )
+    assert sum(count for count, _ in reductions.reductions(program)) == lost
+    outside = 2 * (lost - M)  # inputs and outputs have 2 * M; these weights make half of all as many as are lost
+    assert not reductions.host_reductions(program, max(outside, 0))
+    assert bool(reductions.host_reductions(program, outside - 2)) == (lost > 0)
+    assert not any(found.rule == "arithmetic" for found in rules.static_findings(program, 10**9))
+
+
+def test_a_workspace_of_the_constructor_is_no_weight() -> None:
+    step = operation("sum.default", window(3, (M,)), outs=(window(4, (1,)),))
+    init = [operation("empty.memory_format", [M], outs=(window(3, (M,)),))]
+    program = made(storages=[4 * N] * 3 + [4 * M] * 2, init=init, forward=[launch(), step])
+    assert not reductions.reductions(program)
 
 
 def test_arithmetic_of_the_constructor_is_not_that_of_forward() -> None:
-    assert not rules.host_arithmetic(made(init=[added()]), 1)
+    assert not arithmetic.host_arithmetic(made(init=[added()]), 1)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +258,13 @@ def test_each_parameter_may_be_moved_once_beside_them() -> None:
 
 
 def test_arithmetic_beside_kernels() -> None:
-    few, many = forward(*[added()] * (rules.MAX_ARITHMETIC_OPERATIONS // N)), forward(*[added()] * 20)
-    assert not rules.beside_kernels(few, 0) and rules.kernel_share(few, 0) == 1.0
-    assert not rules.beside_kernels(many, 10 * 20 * N)
-    (finding,) = rules.beside_kernels(many, 10 * 20 * N - 10)
+    few, many = forward(*[added()] * (arithmetic.MAX_ARITHMETIC_OPERATIONS // N)), forward(*[added()] * 20)
+    assert not arithmetic.beside_kernels(few, 0) and arithmetic.kernel_share(few, 0) == 1.0
+    assert not arithmetic.beside_kernels(many, 10 * 20 * N)
+    (finding,) = arithmetic.beside_kernels(many, 10 * 20 * N - 10)
     assert finding.refused and finding.rule == "arithmetic" and finding.line == 7
-    assert not rules.beside_kernels(many, 20 * N, "partial") and rules.kernel_share(many, 20 * N) == 0.5
-    assert rules.beside_kernels(many, 20 * N - 1, "partial")
+    assert not arithmetic.beside_kernels(many, 20 * N, "partial") and arithmetic.kernel_share(many, 20 * N) == 0.5
+    assert arithmetic.beside_kernels(many, 20 * N - 1, "partial")
 
 
 def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
@@ -231,10 +295,12 @@ def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
 def test_moves_that_take_memory_for_other_numbers_are_arithmetic(read: str, made: str, counted: int) -> None:
     size = (4 * N,) if read == "uint8" else (N,)
     step = operation("flip.default", window(0, size, read), [0], outs=(window(1, size, made),))
-    total = rules.arithmetic_share(forward(step), 1)
-    assert total == counted and bool(rules.host_arithmetic(forward(step), 0)) == bool(counted)
+    total = arithmetic.arithmetic_share(forward(step), 1)
+    assert total == counted and bool(arithmetic.host_arithmetic(forward(step), 0)) == bool(counted)
     copied = operation("clone.default", window(0, size, read), outs=(window(1, size, made),))
-    assert rules.arithmetic_share(forward(copied), 1) == 0, "bytes at the places that they had are the same numbers"
+    assert arithmetic.arithmetic_share(forward(copied), 1) == 0, (
+        "bytes at the places that they had are the same numbers"
+    )
 
 
 @pytest.mark.parametrize(
@@ -325,7 +391,7 @@ def test_the_little_is_no_more_than_forward_may_do() -> None:
 def test_partial_solutions_may_do_half_of_the_work() -> None:
     product = operation("mm.default", window(0, (2, 2)), window(2, (2, 2)), outs=(window(1, (2, 2)),))
     program = forward(product)
-    assert rules.arithmetic_share(program, 32) == 0.5
+    assert arithmetic.arithmetic_share(program, 32) == 0.5
     assert not any(found.refused for found in rules.static_findings(program, 32, "partial"))
     assert any(found.rule == "arithmetic" for found in rules.static_findings(program, 31, "partial"))
     assert {found.rule for found in rules.static_findings(program, 32)} >= {"operators", "arithmetic"}
@@ -423,5 +489,7 @@ def test_bytes_that_operators_write_are_bounded(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_other_size_has_slack() -> None:
     added = operation("add.Tensor", window(0), window(2), outs=(window(1),))
-    assert rules.host_arithmetic(forward(added), 50 * N - 1) and not rules.host_arithmetic(forward(added), 50 * N)
-    assert not rules.host_arithmetic(forward(added), 25 * N, slack=2.0)
+    assert arithmetic.host_arithmetic(forward(added), 50 * N - 1) and not arithmetic.host_arithmetic(
+        forward(added), 50 * N
+    )
+    assert not arithmetic.host_arithmetic(forward(added), 25 * N, slack=2.0)

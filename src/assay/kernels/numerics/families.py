@@ -3,7 +3,7 @@
     given       what get_inputs returns under a fresh seed
     signed      standardised, both signs (uniform draws in [0, 1) hide what relu, clamp and abs do)
     large       fifty times that (hides nothing that saturates or overflows)
-    sparse      signed, four fifths exact zeros
+    sparse      6 to 24 times signed, four fifths exact zeros (sums are between those of signed and large)
     faint       given, one slice along each axis all zeros and one close to zero (shows what keeps a norm finite)
     permuted    the given elements in another order
 
@@ -36,6 +36,9 @@ LARGE = 50.0
 """Standard deviation of the family `large`: one element in 25 is beyond what exp can take in float32."""
 SPARSITY = 0.8
 """Share of zeros of the family `sparse`."""
+MIDDLE = (6.0, 24.0)
+"""What the others of that family are multiplied by: between `signed` and `large` an approximation may be neither close
+nor saturated."""
 FAINT = 1e-4
 """What a slice is multiplied by that is close to zero: its variance is far below the usual 1e-5."""
 MASKED: tuple[Family, ...] = ("signed", "sparse")
@@ -202,7 +205,8 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
     if family == "large":
         new = new * LARGE
     elif family == "sparse":
-        new = np.where(rng.random(x.shape) < SPARSITY, 0.0, new)
+        scale = np.exp(rng.uniform(*np.log(MIDDLE)))
+        new = np.where(rng.random(x.shape) < SPARSITY, 0.0, new * scale)
     if symmetric:
         upper = np.triu(new)
         new = upper + np.swapaxes(np.triu(new, 1), -1, -2)

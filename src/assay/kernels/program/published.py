@@ -14,9 +14,9 @@ import re
 from collections.abc import Collection, Iterator
 
 from assay.kernels.program.form import DTYPES, Launch, Program, operations_in
+from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome, first_refused
 from assay.kernels.program.operations import role_of
-from assay.kernels.program.rules import Finding
 
 _Named = tuple[str, str]
 """Name and text of a kernel: its number may be another one at another size."""

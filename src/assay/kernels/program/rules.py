@@ -9,8 +9,6 @@ A finding that is not `refused` is told and does not decide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Literal
 
 from assay.kernels.base import Policy
 from assay.kernels.operators import Draw
@@ -23,35 +21,19 @@ from assay.kernels.program.form import (
     operations_in,
     windows_in,
 )
+from assay.kernels.program.judging.arithmetic import MAX_ARITHMETIC_SHARE, host_arithmetic, partial_share
+from assay.kernels.program.judging.findings import Finding
+from assay.kernels.program.judging.reductions import host_reductions
 from assay.kernels.program.operations import (
     arithmetic_of,
     base_name,
     casts,
-    dtypes_of,
     moved_bytes,
     rearranges,
-    regrouped,
     role_of,
 )
 from assay.kernels.program.weight_work import weight_work
 
-Rule = Literal[
-    "arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls", "state"
-]
-
-MAX_ARITHMETIC_SHARE = 0.02
-"""Arithmetic that PyTorch may do beside the kernels, as a share of what it does for the reference. The most that an
-honest program of 155 needs is 0.014 (the sum of a product's split sums)."""
-MAX_PARTIAL_SHARE = 0.5
-"""The same under the policy `partial`."""
-MAX_KERNEL_SHARE = 0.1
-"""The same as a share of what the kernels do: where a reference wastes its own, little of it may be all that is
-needed."""
-MIN_PARTIAL_SHARE = 0.5
-"""Share of all arithmetic that kernels do at least under the policy `partial`."""
-MAX_ARITHMETIC_OPERATIONS = 64
-"""Operators that do arithmetic. So many operations, of as many operators on one number each, are held against no
-kernel's."""
 MAX_FOLDED = 1024
 """Arithmetic that a constructor may do on the weights beyond the reference's: 64 operators on 16 numbers each, enough
 for scales and other small factors. Never more than the share that forward is allowed. A product of two matrices of 8 by
@@ -65,19 +47,14 @@ MAX_WRITTEN_BYTES = 1 << 36
 """Of one replayed call with the constructor's, at published sizes on a GPU too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one rule has to say, for the author of the kernel."""
-
-    rule: Rule
-    message: str
-    line: int = 0
-    """Of the submission; 0 where no line is to blame."""
-    refused: bool = True
-
-
 def static_findings(
-    program: Program, reference: int, policy: Policy = "strict", slack: float = 1.0, *, rearranged: bool = False
+    program: Program,
+    reference: int,
+    policy: Policy = "strict",
+    slack: float = 1.0,
+    *,
+    rearranged: bool = False,
+    weights: int | None = None,
 ) -> list[Finding]:
     """All rules that need no replay.
 
@@ -88,11 +65,13 @@ def static_findings(
         slack: Times the shares of arithmetic and moves that are allowed. Sums of split products are a larger share of a
             smaller product, and rows of odd lengths have to be padded.
         rearranged: Whether the reference only moves elements, whatever it is traced to compute.
+        weights: Elements of the reference's parameters; None leaves out what is held against them.
     """
     found = [*launches(program), *operators(program), *constants(program), *calls(program), *written(program)]
     if policy == "partial":
         return [*found, *partial_share(program, reference)]
     strict = [*heavy_operators(program), *host_arithmetic(program, reference, slack), *moves(program, slack)]
+    strict += host_reductions(program, weights) if weights is not None else []
     return [*found, *strict, *(rearrangement(program) if rearranged or not reference else ())]
 
 
@@ -136,79 +115,6 @@ def heavy_operators(program: Program) -> list[Finding]:
         for step in operations_in(program.forward, tuning=True)
         if role_of(step) == "heavy"
     ]
-
-
-def partial_share(program: Program, reference: int) -> list[Finding]:
-    """Under the policy `partial` PyTorch may do up to half of what it does for the reference."""
-    share = arithmetic_share(program, reference)
-    if share <= MAX_PARTIAL_SHARE:
-        return []
-    said = f"PyTorch does {min(share, 1e9):.0%} of the work of the reference; {MAX_PARTIAL_SHARE:.0%} are allowed"
-    return [Finding("arithmetic", said)]
-
-
-def host_arithmetic(program: Program, reference: int, slack: float = 1.0) -> list[Finding]:
-    """Arithmetic of PyTorch's in forward and at import, against the reference's."""
-    counted = _host_arithmetic(program)
-    if not counted:
-        return []
-    total, (_, worst) = sum(amount for amount, _ in counted), max(counted, key=lambda pair: pair[0])
-    allowed = int(MAX_ARITHMETIC_SHARE * slack * reference)
-    if total > allowed:
-        said = (
-            f"PyTorch does {total} arithmetic operations beside the kernels, most of them in {base_name(worst)}; "
-            f"{allowed} are allowed, {MAX_ARITHMETIC_SHARE * slack:.0%} of the reference's {reference}. Do them in a "
-            "kernel."
-        )
-        return [Finding("arithmetic", said, worst.line)]
-    if len(counted) > MAX_ARITHMETIC_OPERATIONS:
-        said = (
-            f"{len(counted)} arithmetic operators of PyTorch's beside the kernels; "
-            f"{MAX_ARITHMETIC_OPERATIONS} are allowed"
-        )
-        return [Finding("arithmetic", said, worst.line)]
-    return []
-
-
-def _host_arithmetic(program: Program) -> list[tuple[int, Operation]]:
-    """What each operator of forward's and of the import's computes."""
-    operations = list(operations_in((*program.module, *program.forward)))
-    dtypes = dtypes_of(program) if operations else {}
-    counted = ((max(arithmetic_of(each), regrouped(each, dtypes)), each) for each in operations)
-    return [(amount, operation) for amount, operation in counted if amount]
-
-
-def arithmetic_share(program: Program, reference: int) -> float:
-    """Arithmetic of PyTorch's in forward as a share of the reference's; what is left is the kernels'."""
-    return sum(amount for amount, _ in _host_arithmetic(program)) / max(reference, 1)
-
-
-def kernel_share(program: Program, done: int) -> float:
-    """Share of all arithmetic that is the kernels', which did `done` operations in a call."""
-    total = sum(amount for amount, _ in _host_arithmetic(program))
-    return 1.0 if total <= MAX_ARITHMETIC_OPERATIONS else done / (done + total)
-
-
-def beside_kernels(program: Program, done: int, policy: Policy = "strict") -> list[Finding]:
-    """Arithmetic of PyTorch's in forward, against what the kernels do.
-
-    Args:
-        program: What was recorded.
-        done: Operations of the kernels in one call, as a replay measured.
-        policy: `partial` lets PyTorch do as much as the kernels.
-    """
-    counted = _host_arithmetic(program)
-    total = sum(amount for amount, _ in counted)
-    most = MAX_KERNEL_SHARE if policy == "strict" else 1.0 / MIN_PARTIAL_SHARE - 1.0
-    allowed = max(int(most * done), MAX_ARITHMETIC_OPERATIONS)
-    if total <= allowed:
-        return []
-    _, worst = max(counted, key=lambda pair: pair[0])
-    said = (
-        f"PyTorch does {total} arithmetic operations beside kernels that do {done}, most of them in "
-        f"{base_name(worst)}; {allowed} are allowed, {most:.0%} of the kernels'. Do them in a kernel."
-    )
-    return [Finding("arithmetic", said, worst.line)]
 
 
 def rearrangement(program: Program) -> list[Finding]:

@@ -11,6 +11,7 @@ Programs that are not small are read and judged in threads.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from assay.kernels.base import Policy
@@ -27,6 +28,7 @@ from assay.kernels.program.jobs import (
     replay_job,
 )
 from assay.kernels.program.judging.answers import LOOP_BYTES, Answers
+from assay.kernels.program.judging.arithmetic import arithmetic_share
 from assay.kernels.program.judging.judge import judge
 from assay.kernels.program.judging.outcome import Attempt, End, Outcome, first_refused
 from assay.kernels.program.limits import Limits as ProgramLimits
@@ -73,10 +75,13 @@ def _attempt(
     if isinstance(found, NotRecorded):
         return Outcome(_end_of(found), found.message, found.line, stage="record", cpu_s=cpu_s, examined=examined)
     reference = reference_arithmetic(draw.work)
-    findings = tuple(rules.static_findings(found.program, reference, policy, slack, rearranged=draw.rearranged))
+    weights = sum(math.prod(shape) for _, shape in draw.weights) if isinstance(draw, InputSet) else None
+    findings = tuple(
+        rules.static_findings(found.program, reference, policy, slack, rearranged=draw.rearranged, weights=weights)
+    )
     if (first := first_refused(findings)) is not None:
         return Outcome("cheat", first.message, first.line, findings, "rules", cpu_s=cpu_s, examined=examined)
-    share = rules.arithmetic_share(found.program, reference)
+    share = arithmetic_share(found.program, reference)
     return Attempt(found.program, found.text, findings, share, cpu_s, examined)
 
 

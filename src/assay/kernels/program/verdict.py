@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import End, Outcome, first_refused
-from assay.kernels.program.rules import Finding
 from assay.kernels.text.job import of_text
 from assay.kernels.verdicts import Verdict, VerdictKind
 from assay.types import Json

@@ -114,10 +114,14 @@ def _costs(program: Program, draws: Sequence[Draw] | None = None) -> tuple[list[
     return costs, tainted
 
 
+def made_of_weights(program: Program) -> set[int]:
+    """Storages of the parameters, and of what the import and the constructor drew or made of what was drawn."""
+    return _costs(program)[1] | {window.storage for _, window in program.params}
+
+
 def once_on_weights(program: Program) -> Operation | None:
     """The first operation that only the first call of forward runs and that reads what is made of the weights."""
-    _, tainted = _costs(program)
-    tainted |= {window.storage for _, window in program.params}
+    tainted = made_of_weights(program)
     alone = {id(program.forward[place]) for place in program.once}
     for step in _flat(program.forward):
         if isinstance(step, Launch):

@@ -11,11 +11,12 @@ from assay.kernels.program.form import Program
 from assay.kernels.program.jobs import NO_KERNEL, Measured, Replay, measured, narrow, starts
 from assay.kernels.program.judging import lasting
 from assay.kernels.program.judging.answers import Answers, weights_set
+from assay.kernels.program.judging.arithmetic import beside_kernels, kernel_share
+from assay.kernels.program.judging.findings import Finding, Rule
 from assay.kernels.program.judging.inexact import inexact
 from assay.kernels.program.judging.outcome import NARROW, Attempt, End, Outcome, first_refused
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.operations import reference_arithmetic
-from assay.kernels.program.rules import Finding
 from assay.kernels.program.weight_work import replaced_storages
 from assay.kernels.verdicts import plain_text
 from assay.sandbox.base import JobResult
@@ -42,14 +43,14 @@ def judge(result: JobResult, attempt: Attempt, answers: Answers, policy: Policy 
     facts[NARROW] = narrow(result)
     if policy == "partial":
         done = _kernels_arithmetic(answers.calls, seen)
-        measured_share = 1.0 if done is None else rules.kernel_share(attempt.program, done)
+        measured_share = 1.0 if done is None else kernel_share(attempt.program, done)
         facts["kernel_share"] = round(min(max(0.0, 1.0 - attempt.host_share), measured_share), 6)
     found = (*attempt.findings, *findings)
     cpu_s = attempt.cpu_s + result.cpu_s
     return Outcome(end, message, line, found, "numerics", answers.passed, answers.total, cpu_s, facts, attempt.examined)
 
 
-_WRONG: frozenset[rules.Rule] = frozenset({"races", "state"})
+_WRONG: frozenset[Rule] = frozenset({"races", "state"})
 """Rules whose findings make a submission wrong rather than a cheat."""
 
 Decision = tuple[End, str, int, Sequence[Finding]]
@@ -136,7 +137,7 @@ def _findings(
         *lasting.kept_by_first_call(program),
         *lasting.tensors_left_alone(inputs, params),
         *lasting.trained(program, draw.weights),
-        *(rules.beside_kernels(program, done, policy) if done is not None else ()),
+        *(beside_kernels(program, done, policy) if done is not None else ()),
         *lasting.left_as_found([found for account in seen for found in account.left]),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from assay.kernels.program.form import Program
+from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.operations import base_name
-from assay.kernels.program.rules import Finding
 from assay.kernels.program.weight_work import once_on_weights
 
 

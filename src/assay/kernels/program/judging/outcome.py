@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from assay.kernels.program.form import Program
-from assay.kernels.program.rules import Finding
+from assay.kernels.program.judging.findings import Finding
 from assay.kernels.text.examined import Examined
 from assay.types import Json
 
