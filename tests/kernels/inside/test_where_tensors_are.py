@@ -90,8 +90,8 @@ PARTED = {
         "elements are wrong",
     ),
     "moved in each call": ("self.y = self.frequency.data", TAKES.replace("self.y", "self.y.cuda()"), "wrong", "once"),
-    "nothing": ("self._apply = lambda fn, recurse=True: self", RIGHT, "crash", "stays on the host"),
-    "nothing by to()": ("self.to = lambda *_, **__: self", RIGHT, "crash", "stays on the host"),
+    "nothing": ("self._apply = lambda fn, recurse=True: self", RIGHT, "unsupported", "has a _apply of its own"),
+    "nothing by to()": ("self.to = lambda *_, **__: self", RIGHT, "unsupported", "has a to of its own"),
     "no memory": (
         "with torch.device('meta'):\n    self.z = nn.Parameter(torch.rand(1))",
         RIGHT,

@@ -115,7 +115,7 @@ def test_families_that_prove_nothing_are_named(reference_process: ReferenceProce
         module("return x / ((x >= 0).all() & (x.std() > 0.25) & (x.std() < 0.4))"),
         **{"input_seed": 0, "weight_seed": 0, "for_screening": True},
     )
-    assert set(screening_of(fussy).dropped_families) == {"signed", "large"}
+    assert set(screening_of(fussy).dropped_families) == {"signed", "large", "sparse"}
 
 
 def test_a_domain_of_positive_numbers_costs_no_family(reference_process: ReferenceProcess) -> None:
@@ -173,11 +173,11 @@ def test_published_problems_that_are_empty(reference_process: ReferenceProcess, 
 
 
 @needs_published
-def test_a_published_problem_that_only_large_inputs_fill(reference_process: ReferenceProcess) -> None:
+def test_a_published_problem_that_only_large_and_sparse_inputs_fill(reference_process: ReferenceProcess) -> None:
     problem = find_problem(load_problems("jsonl", (2,), PUBLISHED), 2, 9)
     fitted = fit_problem(problem, reference_process)
     assert fitted.screening.rewarded
-    assert set(fitted.screening.constant_families) == set(FAMILIES) - {"large"}
+    assert set(fitted.screening.constant_families) == set(FAMILIES) - {"large", "sparse"}
 
 
 def test_losses_are_scalars_and_worth_a_reward(reference_process: ReferenceProcess) -> None:

@@ -87,6 +87,7 @@ def candidate(constructor: str, forward: str) -> str:
 
 WASTEFUL = "self.conv = nn.ConvTranspose2d(features, 4, 3)"
 WASTES = problem("wasteful", WASTEFUL, "self.conv(x).mean((2, 3))", "torch.randn(2, 8, 20, 20)", "8")
+IDLE = problem("idle", "pass", "(x @ x @ x @ x, x * 2 + 1)[1]", "torch.randn(2, 64, 64)")
 TWO = "self.first = nn.Parameter(torch.randn(features, features) * 0.3)\n" + (
     "self.second = nn.Parameter(torch.randn(features, features) * 0.3)"
 )
@@ -154,6 +155,7 @@ STRICT = {
     "bytes of whole numbers": ("cheat", UNPACKED, candidate("pass", BY_BYTES)),
     "a cast that wraps": ("wrong", WRAPPED, candidate("pass", "return copied(x).to(torch.int32).to(torch.int64)")),
     "what a wasteful reference comes to, by PyTorch": ("cheat", WASTES, candidate(WASTEFUL, BY_ALGEBRA)),
+    "what is left of a wasteful reference, by PyTorch": ("cheat", IDLE, candidate("pass", "return copied(x * 2 + 1)")),
     "statistics of a norm": ("ok", IN_EVAL, candidate(NORM, normed(STATISTICS))),
     "a norm without its statistics": ("wrong", IN_EVAL, candidate(NORM, normed(FRESH))),
     "a norm of the batch, whose statistics are not used": ("ok", IN_TRAINING, candidate(IN_BATCH, BY_BATCH)),
@@ -196,8 +198,14 @@ def test_kernels_do_half_of_a_partial_solution(bench: Bench, what: str) -> None:
     assert kind != "ok" or 0.4 < verdict.evidence["kernel_share"] <= 0.5, verdict.evidence
 
 
-def test_a_wasteful_reference_is_held_against_the_kernels(bench: Bench) -> None:
+def test_sums_by_pytorch_are_refused_however_wasteful_the_reference_is(bench: Bench) -> None:
     kind, asked, code = STRICT["what a wasteful reference comes to, by PyTorch"]
+    verdict = bench.grade(asked, code)
+    assert (verdict.kind, verdict.cheat) == (kind, "arithmetic") and "PyTorch adds up" in verdict.message
+
+
+def test_a_wasteful_reference_is_held_against_the_kernels(bench: Bench) -> None:
+    kind, asked, code = STRICT["what is left of a wasteful reference, by PyTorch"]
     verdict = bench.grade(asked, code)
     assert (verdict.kind, verdict.cheat) == (kind, "arithmetic") and "beside kernels that do 0" in verdict.message
     assert verdict.evidence["host_share"] < 0.02

@@ -183,9 +183,6 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         named = [[name, tape.window(parameter)] for name, parameter in params]
         buffers = models.named_buffers(model)
         held = [[name, tape.window(buffer)] for name, buffer in buffers]
-        for _, tensor in (*params, *buffers):
-            if tape.places.is_away(tensor):
-                tape.places.stays(tensor)
         pretended.held = [tensor for _, tensor in (*params, *buffers)]
         before = len(tape.sizes())
         calls: list[Call] = []

@@ -32,10 +32,6 @@ _MADE = (
     "it was made without a device, and is on the host where there is a GPU. Make it with device=x.device in forward, "
     "or register it as a buffer in the constructor"
 )
-_STAYED = (
-    "it is a parameter or a buffer that stays on the host when the model is moved by model.to('cuda'). Leave to(), "
-    "_apply() and the like as PyTorch has them"
-)
 _NO_MEMORY = "it is on the device 'meta', where tensors have no memory. Make it with device=x.device"
 NO_DATA = "a tensor on the device 'meta' has no memory of which anything could be copied. Make it with device=x.device"
 """What is said where something is taken of a tensor that is nowhere."""
@@ -119,17 +115,10 @@ class Places:
 
     def leave(self, tensor: torch.Tensor) -> None:
         """Note that a storage stays behind where a tensor in it is copied to another device."""
-        self._say(tensor, _LEFT)
-
-    def stays(self, tensor: torch.Tensor) -> None:
-        """Note that a parameter or a buffer is where it was, once its model was moved."""
-        self._say(tensor, _STAYED)
-
-    def _say(self, tensor: torch.Tensor, why: str) -> None:
         with torch._C.DisableTorchFunction():
             if tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
-                self._why[storage._cdata] = storage, why
+                self._why[storage._cdata] = storage, _LEFT
 
     def why_away(self, tensor: torch.Tensor) -> str:
         """Why a tensor is not on the GPU, and what to do."""
