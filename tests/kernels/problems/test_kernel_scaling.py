@@ -134,11 +134,13 @@ def test_other_sizes_of_a_problem_that_was_made_smaller() -> None:
     others = list(other_sizes(fitted))
     assert [sizes_of(other) for other in others] == [
         {"batch_size": 4, "features": 64},
-        {"batch_size": 4, "features": 32},
+        {"batch_size": 3, "features": 48},
+        {"batch_size": 3, "features": 40},
         {"batch_size": 2, "features": 64},
+        {"batch_size": 4, "features": 32},
         {"batch_size": 2, "features": 16},
     ]
-    assert len({other.code for other in (fitted, *others)}) == 5
+    assert len({other.code for other in (fitted, *others)}) == 7
     assert all(other.scaling.rule == "other" for other in others)
     assert str(others[0].scaling) == "batch_size 64 -> 4, features 4096 -> 64"
 
@@ -186,7 +188,7 @@ def test_equal_literal_shapes_change_alike() -> None:
 
 def test_few_sizes_are_changed_alone() -> None:
     many = TINY.replace("features = 4096", "features = 4096\n" + "".join(f"a{n} = 512\n" for n in range(200)))
-    assert len(list(other_sizes(scale(problem(many), 32)))) <= MOST_ALONE + 4
+    assert len(list(other_sizes(scale(problem(many), 32)))) <= MOST_ALONE + 6
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,8 @@ def ladder(problem: Problem) -> Iterator[ScaledProblem]:
 def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iterator[ScaledProblem]:
     """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only.
 
-    Where it was made smaller: all integers twice as large, then each alone. Where it was not, and last in any case: all
+    Where it was made smaller: all integers twice as large, or half, or a quarter, larger than they are, since a kernel
+    may lean on any of them; then each alone, those of a batch last. Where it was not, and last in any case: all
     smaller, those that are no powers of two to a random odd size (`rng`), then all half as large. A larger size is a
     multiple of no block of which the published one is none (`uneven`); where such sizes do not fit together, plainly
     doubled ones follow. Numbers without a name that several tensors of `get_inputs` have alike (`alike`) change alike.
@@ -239,9 +240,10 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     together: dict[Group, dict[_Integer, int]] = {}
     for each, value in larger.items():
         together.setdefault(groups[each], {})[each] = value
-    one_by_one = islice(together.values(), MOST_ALONE)
+    one_by_one = islice(sorted(together.values(), key=lambda group: any(each.of_batch for each in group)), MOST_ALONE)
+    a_little = [{each: grown(now[each.start_of], each.value, part) for each in doubled} for part in (2, 4)]
     seen = {scaled.code}
-    for changed in (larger, doubled, *one_by_one, odd, smaller):
+    for changed in (larger, doubled, *a_little, *one_by_one, odd, smaller):
         sizes = {each: changed.get(each, now.get(each.start_of, each.value)) for each in integers}
         found = _resized(problem, sizes)
         if found.code not in seen:
@@ -282,6 +284,11 @@ def uneven(value: int, published: int) -> int:
     for one that is odd. A kernel without a mask is right where blocks fit, and only there."""
     block, fits = value & -value, published & -published
     return value - fits if block > fits and value > fits else value
+
+
+def grown(value: int, published: int, part: int) -> int:
+    """`value` and its `part`-th part, rounded up; at most the published size, and `uneven` like that."""
+    return uneven(min(value - -value // part, published), published)
 
 
 def halved(value: int, cap: int, round_up: bool = False) -> int:
