@@ -37,7 +37,7 @@ from assay.kernels.inside.problem.values import (
     to_arguments,
     to_value,
 )
-from assay.kernels.inside.problem.weights import constant_buffers, growth_of, movable_buffers, move
+from assay.kernels.inside.problem.weights import constant_buffers, growth_of, movable_buffers, move, move_within
 from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, in_precision, meeting, structure_of, structure_text
 from assay.kernels.inside.work import WorkTrace
@@ -87,12 +87,15 @@ class Reference:
             model: torch.nn.Module = self.space["Model"](*init_inputs)
         return model, trace
 
-    def model(self, seed: int, perturb: str, only: Collection[str] = ()) -> torch.nn.Module:
+    def model(
+        self, seed: int, perturb: str, only: Collection[str] = (), within: Collection[str] = ()
+    ) -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
         `perturb` is `none`; `all`, which moves weights at random; `far`, which moves them further; or `grown`, the same
         with their signs.
-        `only`: the parameters and buffers that are moved; empty for all parameters.
+        `only`: the parameters and buffers that are moved; empty for all parameters. `within`: those that are moved to
+        between elements of theirs alone.
         """
         model, trace = self.built(seed)
         self.init_work, self.draws = trace.amount, list(trace.draws)
@@ -100,11 +103,13 @@ class Reference:
             growth = growth_of(model) if perturb in ("far", "grown") else 0.0
             with torch.no_grad():
                 for name, weight in model.named_parameters():
-                    if not only or name in only:
+                    if name in within and (not only or name in only):
+                        move_within(weight)
+                    elif not only or name in only:
                         move(weight, growth, turned=perturb == "far")
                 for name, buffer in movable_buffers(model).items():
                     if name in only:
-                        move(buffer)
+                        (move_within if name in within else move)(buffer)
         return in_precision(model, self.precision, self.device)
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
@@ -236,9 +241,9 @@ def evaluate(request: Json) -> Frame:
     reference = Reference(request["code"], request["device"], request["precision"])
     seed = request["weight_seed"]
     perturb = request["perturb"]
-    model = reference.model(seed, perturb, request["only"])
+    model = reference.model(seed, perturb, request["only"], request["within"])
     if perturb == "far" and not _takes(reference, model, request):
-        model = reference.model(seed, "grown", request["only"])
+        model = reference.model(seed, "grown", request["only"], request["within"])
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
     weights = list(model.named_parameters())

@@ -47,7 +47,15 @@ get_inputs = lambda: [torch.ones(2, 3)]
 get_init_inputs = lambda: [3, 2]
 """,
     **{"input_seed": 0, "weight_seed": 0, "families": list(FAMILIES), "precision": "float32", "device": "cpu"},
-    **{"screen": True, "perturb": "none", "only": [], "state": True, "max_output": None, "number_seed": 0},
+    **{
+        "screen": True,
+        "perturb": "none",
+        "only": [],
+        "within": [],
+        "state": True,
+        "max_output": None,
+        "number_seed": 0,
+    },
 }
 """What PyTorch and NumPy do for the first time takes longer than most problems; done before a fork, it is done once."""
 _LOOK_S = 2.0

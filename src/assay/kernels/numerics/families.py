@@ -8,14 +8,15 @@
     permuted    the given elements in another order
 
 What an input may be is read off the given draw. Whole numbers stay within the range that was drawn, distinct ones stay
-distinct, sorted ones are left alone (offsets, positions). Floats that are sorted along an axis stay so (edges, knots,
-CDFs), and distinct where they were: a search in others is undefined. Boolean masks only change places of whole rows, so
-a row that was legal stays so, or of the elements of a row where all rows are alike; masks that are the same everywhere,
-and whole numbers that are (kinds, flags, lengths), are not in some families. Complex numbers are varied in both parts;
-those of absolute value 1 stay so. Elements that are equal in two draws stay equal. Rows that sum to 1 stay
-probabilities; floats that are a few whole numbers stay labels from among them. Triangles keep their zeros and symmetric
-matrices their symmetry. A domain that cannot be seen (a square root that wants positive inputs) shows in the reference:
-in a family in which it is not finite, inputs are brought into domains that it takes (`domains`), or are not varied.
+distinct, in each row where rows have the same, sorted ones are left alone (offsets, positions). Floats that are sorted
+along an axis stay so (edges, knots, CDFs), and distinct where they were: a search in others is undefined. Boolean masks
+only change places of whole rows, so a row that was legal stays so, or of the elements of a row where all rows are
+alike; masks that are the same everywhere, and whole numbers that are (kinds, flags, lengths), are not in some families.
+Complex numbers are varied in both parts; those of absolute value 1 stay so. Elements that are equal in two draws stay
+equal. Rows that sum to 1 stay probabilities; floats that are a few whole numbers stay labels from among them. Triangles
+keep their zeros and symmetric matrices their symmetry. A domain that cannot be seen (a square root that wants positive
+inputs) shows in the reference: in a family in which it is not finite, inputs are brought into domains that it takes
+(`domains`), or are not varied.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MASKED_SHARE = 0.25
 _MAX_LABELS = 8
 _LARGEST = 1 << 62
 
-Role = Literal["real", "probability", "labels", "index", "distinct", "sorted", "mask", "alike", "complex"]
+Role = Literal["real", "probability", "labels", "index", "distinct", "orders", "sorted", "mask", "alike", "complex"]
 Floats = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex128]
 
@@ -136,6 +137,8 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
             new = _redrawn(array, family, rng)
         case "distinct":
             new = _shuffled(array, rng)
+        case "orders":
+            new = rng.permuted(array, axis=_axis_of_orders(array))
         case "mask" | "alike" if _is_one_value(array):
             new = _turned(array, rng) if flags and family in MASKED else array
         case "mask":
@@ -160,7 +163,9 @@ def role_of(array: Array) -> Role:
             return "alike"
         if flat.size > 2 and bool(np.all(np.diff(flat.astype(np.int64)) >= 0)):
             return "sorted"
-        return "distinct" if flat.size > 2 and np.unique(flat).size == flat.size else "index"
+        if flat.size > 2 and np.unique(flat).size == flat.size:
+            return "distinct"
+        return "index" if _axis_of_orders(array) is None else "orders"
     if _probability_axis(array) is not None:
         return "probability"
     if flat.size > _MAX_LABELS and np.isfinite(flat.astype(np.float64)).all():
@@ -173,6 +178,16 @@ def role_of(array: Array) -> Role:
 def _is_one_value(array: Array) -> bool:
     """Whether all elements are equal."""
     return array.size > 0 and bool((array == array.flat[0]).all())
+
+
+def _axis_of_orders(array: Array) -> int | None:
+    """The axis along which whole numbers are the same distinct ones in some order, if there is one: rows of an
+    argsort."""
+    for axis in range(array.ndim - 1, -1, -1):
+        rows = np.sort(np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]), axis=1)
+        if rows.shape[1] > 2 and bool((rows == rows[0]).all()) and bool((np.diff(rows[0].astype(np.int64)) > 0).all()):
+            return axis
+    return None
 
 
 def _probability_axis(array: Array) -> int | None:

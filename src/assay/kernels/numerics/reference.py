@@ -154,6 +154,7 @@ class ReferenceProcess:
         for_screening: bool = False,
         perturb_weights: Perturbation = "none",
         only: Sequence[str] = (),
+        within: Sequence[str] = (),
         with_state: bool = False,
         max_output: int | None = None,
         number_seed: int | None = None,
@@ -171,6 +172,7 @@ class ReferenceProcess:
             perturb_weights: Whether to move weights at random: `none`, `all`, or `far`, which moves them further. A
                 candidate has to be given them by name.
             only: The parameters and constant buffers that are moved; empty for all parameters.
+            within: Those that are moved to between elements of theirs alone, since the reference takes no others.
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
             number_seed: Seed of the draw that arguments come from which are no tensors; by default `input_seed`.
@@ -191,6 +193,7 @@ class ReferenceProcess:
             "screen": for_screening,
             "perturb": perturb_weights,
             "only": list(only),
+            "within": list(within),
             "state": with_state,
             "max_output": max_output,
             "number_seed": input_seed if number_seed is None else number_seed,

@@ -163,8 +163,10 @@ class InputBank:
     def _make(self) -> InputSet:
         for _ in range(ATTEMPTS):
             draw = self._attempt()
-            if draw.cases:
+            if draw.cases and (draw.updated is not None or not draw.weights or not self._updates):
                 return draw
+        if draw.cases:
+            raise ReferenceModelError("weights", _UNMOVED)
         raise ReferenceModelError(
             "noise", f"in {ATTEMPTS} draws the reference gave nothing but rounding error or values that are not finite."
         )
@@ -230,23 +232,50 @@ class InputBank:
         form: tuple[tuple[str, tuple[int, ...]], ...] | None = None,
     ) -> tuple[tuple[Case, ...], dict[str, HostTensor]]:
         """Cases under other values of the named weights, and those values; none where there are no such weights, or
-        where they could not tell right from wrong, or have another form than `form`."""
+        where they could not tell right from wrong, or have another form than `form`.
+
+        Weights that the reference takes no such values of (a logarithm wants positive ones) are moved to between
+        elements of theirs.
+        """
+
+        def attempt(only: Sequence[str], within: Sequence[str]) -> tuple[tuple[Case, ...], dict[str, HostTensor]]:
+            other = self._process.evaluate(
+                self.scaled.code,
+                input_seed=input_seed + len(FAMILIES),
+                weight_seed=weight_seed,
+                precision=self.precision,
+                families=families,
+                number_seed=input_seed,
+                perturb_weights=which,
+                only=only,
+                within=within,
+                with_state=True,
+                owner=self.scaled.problem.hash,
+            )
+            cases = tuple(case for case in other.cases if usable(case) and (form is None or _has_form(case, form)))
+            return cases, {name: other.state[name] for name in names} if cases else {}
+
+        def bounded(among: Sequence[str]) -> list[str]:
+            if attempt(among, ())[0]:
+                return []
+            half = len(among) // 2
+            return [*bounded(among[:half]), *bounded(among[half:])] if half else list(among)
+
         if not names:
             return (), {}
-        other = self._process.evaluate(
-            self.scaled.code,
-            input_seed=input_seed + len(FAMILIES),
-            weight_seed=weight_seed,
-            precision=self.precision,
-            families=families,
-            number_seed=input_seed,
-            perturb_weights=which,
-            only=only,
-            with_state=True,
-            owner=self.scaled.problem.hash,
-        )
-        cases = tuple(case for case in other.cases if usable(case) and (form is None or _has_form(case, form)))
-        return cases, {name: other.state[name] for name in names} if cases else {}
+        found = attempt(only, ())
+        if not found[0] and (within := bounded(names) if len(names) <= _MOST_BOUNDED else names):
+            found = attempt(only, within)
+        return found if found[0] else attempt(only, names)
+
+
+_MOST_BOUNDED = 64
+"""Of more weights than these those are not looked for that have a domain: all are moved between their elements."""
+_UNMOVED = (
+    "the reference gives nothing but rounding error or values that are not finite once its weights have other values, "
+    "so that a kernel that keeps those of the start would pass. Let it take weights as training changes them, or "
+    "register what no training changes as buffers."
+)
 
 
 def usable(case: Case) -> bool:

@@ -43,11 +43,19 @@ def growth_of(model: torch.nn.Module) -> float:
 
 def move(weight: torch.Tensor, growth: float = 0.0, turned: bool = True) -> None:
     """Move every element at random, in place, both parts of complex ones. With a `growth` far: some, one at least, are
-    so much larger, and with `turned` some change their sign. What is sorted stays so."""
+    so much larger, and with `turned` some change their sign. What is sorted stays so. Infinite elements (of a mask)
+    stay infinite; with a `growth` the rows that have any change places."""
     if not is_fraction(weight):
         _move_whole(weight)
         return
     weight = torch.view_as_real(weight) if weight.is_complex() else weight
+    if not (finite := weight.isfinite()).all():
+        part = weight[finite]
+        move(part, growth, turned)
+        weight[finite] = part
+        if growth and weight.dim() > 1:
+            weight.copy_(weight[..., torch.randperm(weight.shape[-2], device=weight.device), :])
+        return
     order = int(_is_sorted(weight)) and int(weight.diff().sign().sum().sign())
     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
@@ -59,6 +67,25 @@ def move(weight: torch.Tensor, growth: float = 0.0, turned: bool = True) -> None
         if grown.numel():
             grown.view(-1)[int(torch.randint(grown.numel(), ()))] = True
         weight.mul_(torch.where(grown, growth, 1.0).to(weight.dtype))
+    if order:
+        weight.copy_(weight.sort(descending=order < 0).values)
+
+
+def move_within(weight: torch.Tensor) -> None:
+    """Move every element at random, in place, to between two elements of the same weight; those of a weight that is
+    constant closer to zero. A weight whose domain ends (probabilities, of which a logarithm is taken) stays in it."""
+    if not is_fraction(weight):
+        _move_whole(weight)
+        return
+    weight = torch.view_as_real(weight) if weight.is_complex() else weight
+    finite = weight.isfinite()
+    part = weight[finite]
+    if is_constant(part):
+        weight[finite] = part * (1 - 0.25 * torch.rand_like(part))
+        return
+    order = int(_is_sorted(weight)) and int(weight.diff().sign().sum().sign())
+    one, other = (part[torch.randperm(part.numel(), device=part.device)] for _ in range(2))
+    weight[finite] = torch.lerp(one, other, torch.rand_like(part))
     if order:
         weight.copy_(weight.sort(descending=order < 0).values)
 
