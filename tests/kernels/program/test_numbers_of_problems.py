@@ -96,6 +96,25 @@ WIDER = "self.wide = torch.nn.Parameter(torch.empty(16, 16).normal_(0, 8))"
 AS_WIDE = "self.named = torch.nn.Parameter(torch.empty(16, 16).normal_(mean=0.0, std=1.0))"
 TIMES = "return given[0] * (given[0] + self.w * 8)"
 BY = "y = torch.empty_like(given[0])\nkernel[(4,)](given[0], self.NAME, given[0], y, 256, 16, 64)\nreturn y"
+DECAY = "self.w = torch.nn.Parameter(torch.rand(16, 16))"
+COPIED = f"{DECAY}\nself.register_buffer('kept', self.w.detach().clone())"
+DECAYS = "return given[0] * torch.sqrt(-torch.log(self.w))"
+DECAYING = SCALED.replace("x * w", "x * tl.sqrt(-tl.log(w))")
+BIASED = f"{DECAY}\nself.b = torch.nn.Parameter(torch.randn(16, 16))"
+BIAS_COPIED = f"{BIASED}\nself.register_buffer('kept', self.b.detach().clone())"
+BIASES = "return given[0] * torch.sqrt(-torch.log(self.w)) + self.b"
+BIASING = f"{DECAYING.replace('x * tl', 'tl.load(m_ptr + i, mask=inside) + x * tl')}"
+WITH_BIAS = BY.replace("given[0], self.NAME, given[0]", "given[0], self.w, self.NAME")
+CAUSAL = "self.w = torch.nn.Parameter(torch.full((16, 16), float('-inf')).triu(1))"
+CAUSES = "return torch.exp(given[0] + self.w)"
+CAUSING = SCALED.replace("x * w", "tl.exp(x + w)")
+TRIANGLE = CAUSING.replace("x + w", "x + tl.where(i % D > i // D, float('-inf'), 0.0)")
+ORDERS = "torch.randn(16, 16), torch.rand(16, 16).argsort(1)"
+PLACING = """
+x, p = tl.load(x_ptr + i, mask=inside), tl.load(w_ptr + i, mask=inside)
+tl.store(y_ptr + i // D * D + p, x, mask=inside)
+"""
+PLACED = BY.replace("self.NAME", "given[1]")
 COMPLEX = "torch.randn(16, 16, dtype=torch.complex64)"
 CASES = {
     "complex weights": (ROTATED, "return given[0] * self.turn", COMPLEX, ROTATING, LAUNCHED, "ok"),
@@ -133,6 +152,28 @@ CASES = {
         *(DRAWN, TIMES, "torch.randn(16, 16)", SCALED.replace("x * w", "x * (x + 8 * w)"), BY.replace("NAME", "named")),
         *("ok", AS_WIDE),
     ),
+    "weights of which a logarithm is taken": (
+        DECAY,
+        DECAYS,
+        "torch.randn(16, 16)",
+        DECAYING,
+        BY.replace("NAME", "w"),
+        "ok",
+    ),
+    "a copy of weights of which a logarithm is taken": (
+        *(DECAY, DECAYS, "torch.randn(16, 16)", DECAYING, BY.replace("NAME", "kept"), "wrong", COPIED),
+    ),
+    "weights beside those of which a logarithm is taken": (
+        *(BIASED, BIASES, "torch.randn(16, 16)", BIASING, WITH_BIAS.replace("NAME", "b"), "ok"),
+    ),
+    "a copy of weights beside those of which a logarithm is taken": (
+        *(BIASED, BIASES, "torch.randn(16, 16)", BIASING, WITH_BIAS.replace("NAME", "kept"), "wrong", BIAS_COPIED),
+    ),
+    "a mask among the weights": (CAUSAL, CAUSES, "torch.randn(16, 16)", CAUSING, BY.replace("NAME", "w"), "ok"),
+    "a triangle for a mask among the weights": (
+        *(CAUSAL, CAUSES, "torch.randn(16, 16)", TRIANGLE, BY.replace("NAME", "w"), "wrong"),
+    ),
+    "places in an order": ("", "return given[0].scatter(1, given[1], given[0])", ORDERS, PLACING, PLACED, "ok"),
     "roots": ("", "return torch.exp(torch.sqrt(given[0]) / 4)", "torch.rand(16, 16)", ROOTS, ELEMENTS, "ok"),
     "roots, right where they are small": (
         *("", "return torch.exp(torch.sqrt(given[0]) / 4)", "torch.rand(16, 16)", POLYNOMIAL, ELEMENTS, "wrong"),
