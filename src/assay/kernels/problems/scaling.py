@@ -34,6 +34,8 @@ BATCH_CAP = 2
 BATCH_SMALL = 4
 """Those of a batch are halved down to this for another size; others down to `SMALL`."""
 
+PARTS = (8, 4, 2)
+"""By which parts of them integers change a little; by a larger part where sizes do not fit together."""
 MOST_ALONE = 16
 """Integers that are changed alone for another size."""
 
@@ -209,8 +211,9 @@ def ladder(problem: Problem) -> Iterator[ScaledProblem]:
 def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iterator[ScaledProblem]:
     """Sizes beside those that a problem is graded at, to tell a kernel that is right at one size only.
 
-    Where it was made smaller: all integers twice as large, or half, or a quarter, larger than they are, since a kernel
-    may lean on any of them; then each alone, those of a batch last. Where it was not, and last in any case: all
+    Where it was made smaller: all integers twice as large. Where that is too much work, all others than they are, since
+    a kernel may lean on any of them: one (`rng`) and those of a batch a little larger, the others a little smaller, so
+    that few blocks more are needed. Then each alone, those of a batch last. Where it was not, and last in any case: all
     smaller, those that are no powers of two to a random odd size (`rng`), then all half as large. A larger size is a
     multiple of no block of which the published one is none (`uneven`); where such sizes do not fit together, plainly
     doubled ones follow. Numbers without a name that several tensors of `get_inputs` have alike (`alike`) change alike.
@@ -241,7 +244,15 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     for each, value in larger.items():
         together.setdefault(groups[each], {})[each] = value
     one_by_one = islice(sorted(together.values(), key=lambda group: any(each.of_batch for each in group)), MOST_ALONE)
-    a_little = [{each: grown(now[each.start_of], each.value, part) for each in doubled} for part in (2, 4)]
+    own = [group for group, members in together.items() if not any(each.of_batch for each in members)]
+    grows = rng.choice(own) if rng is not None and own else next(iter(own), None)
+    a_little = [
+        {
+            each: nearby(now[each.start_of], each.value, part, larger=each.of_batch or groups[each] == grows)
+            for each in doubled
+        }
+        for part in PARTS
+    ]
     seen = {scaled.code}
     for changed in (larger, doubled, *a_little, *one_by_one, odd, smaller):
         sizes = {each: changed.get(each, now.get(each.start_of, each.value)) for each in integers}
@@ -286,9 +297,10 @@ def uneven(value: int, published: int) -> int:
     return value - fits if block > fits and value > fits else value
 
 
-def grown(value: int, published: int, part: int) -> int:
-    """`value` and its `part`-th part, rounded up; at most the published size, and `uneven` like that."""
-    return uneven(min(value - -value // part, published), published)
+def nearby(value: int, published: int, part: int, *, larger: bool) -> int:
+    """`value` with its `part`-th part, rounded up, or without it; at most the published size, and `uneven` like it."""
+    change = -(-value // part)
+    return uneven(min(value + change, published) if larger else max(value - change, 1), published)
 
 
 def halved(value: int, cap: int, round_up: bool = False) -> int:

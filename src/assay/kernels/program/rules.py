@@ -71,7 +71,7 @@ def static_findings(
     if policy == "partial":
         return [*found, *partial_share(program, reference)]
     strict = [*heavy_operators(program), *host_arithmetic(program, reference, slack), *moves(program, slack)]
-    strict += host_reductions(program, weights) if weights is not None else []
+    strict += host_reductions(program, weights)
     return [*found, *strict, *(rearrangement(program) if rearranged or not reference else ())]
 
 

@@ -127,7 +127,7 @@ def _findings(
     draw, updated = answers.draw, [place for place, call in enumerate(calls) if call.weights and not call.needed]
     follows = any(weights_set(seen, place) for place in updated)
     replaced = replaced_storages(program, draw.weights, draw.initial, begun) if follows else frozenset()
-    folded = policy == "strict" and bool(draw.weights)
+    folded = policy == "strict"
     reference = reference_arithmetic(draw.work)
     whole = [(call, account) for call, account in zip(calls, seen, strict=True) if call.skip == NO_KERNEL]
     inputs = {number for call, account in whole for number in _changed_beside(call, account)}
