@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from common.submissions import read_submission
 
-CHAIN = "9/1"
+CHAIN, KEPT_CHAIN = "9/1", "9/2"
 PROBLEM = """
 import torch
 import torch.nn as nn
@@ -74,6 +74,13 @@ DRAW = """
 first = torch.randn(features, features) * 0.3
 second = torch.randn(features, features) * 0.3
 """
+KEPT_PROBLEM = PROBLEM
+for name in ("first", "second"):
+    drawn = "torch.randn(features, features) * 0.3"
+    KEPT_PROBLEM = KEPT_PROBLEM.replace(
+        f"self.{name} = nn.Parameter({drawn})", f"self.register_buffer('{name}', {drawn})"
+    )
+KEEP_BUFFERS = "self.register_buffer('first', first)\nself.register_buffer('second', second)\n"
 KEEP = "self.first, self.second = nn.Parameter(first), nn.Parameter(second)\n"
 
 
@@ -103,6 +110,9 @@ ENDS = {
     "a table of light operators": ("cheat", CHAIN, chaining(DRAW + LIGHT + TABLE, ONE)),
     "a table as a parameter": ("cheat", CHAIN, chaining(DRAW + LIGHT + "self.table = nn.Parameter(table)", ONE)),
     "a product under other names": ("cheat", CHAIN, chaining(DRAW + PRODUCT + TABLE, ONE)),
+    "a product of buffers": ("cheat", KEPT_CHAIN, chaining(DRAW + PRODUCT + TABLE, ONE)),
+    "a product of buffers beside them": ("cheat", KEPT_CHAIN, chaining(DRAW + PRODUCT + KEEP_BUFFERS + TABLE, ONE)),
+    "buffers": ("ok", KEPT_CHAIN, chaining(DRAW + KEEP_BUFFERS, TWO)),
     "a product by a kernel": ("cheat", CHAIN, chaining(DRAW + "table = applied(first, second)\n" + TABLE, ONE)),
     "a product beside the weights": ("wrong", CHAIN, chaining(DRAW + PRODUCT + KEEP + TABLE, ONE)),
     "a table that a kernel uses as long as a copy of the weights is right": (
@@ -161,7 +171,8 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def trials(bench: Bench) -> Trials:
-    return Trials(bench, [make_problem(9, 1, "chain", PROBLEM, "test")])
+    problems = ((1, "chain", PROBLEM), (2, "kept chain", KEPT_PROBLEM))
+    return Trials(bench, [make_problem(9, number, name, text, "test") for number, name, text in problems])
 
 
 @pytest.mark.parametrize(
