@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import WrongValueError
-from assay.kernels.inside.triton.running.turns import CROWD, MOST_AT_ONCE, Turns
+from assay.kernels.inside.triton.running.turns import CROWD, MOST_AT_ONCE, PATIENCE, Turns
 from assay.kernels.language import Kernels, parse
 from assay.kernels.language.flow.lowering import lowered
 
@@ -90,6 +90,25 @@ def test_programs_in_a_crowd_find_all_others_that_fit() -> None:
         cells.run(programs, program)
         assert seen[0] == min(programs, CROWD)
         assert cells.held[0] == 0
+
+
+def test_programs_may_have_to_wait_long_unless_they_run_alone() -> None:
+    def longest(alone: bool, seed: int) -> int:
+        cells, asked = Cells(seed, alone), [0] * 8
+
+        def program(number: int) -> None:
+            if number == 7:
+                cells.change(0, lambda _: 1)
+            while cells.change(0, lambda held: held) == 0:
+                asked[number] += 1
+
+        cells.run(8, program)
+        return max(asked)
+
+    assert max(longest(True, seed) for seed in range(8)) < PATIENCE[0]
+    found = [longest(False, seed) for seed in range(30)]
+    assert sum(most >= PATIENCE[0] for most in found) > 6 and max(found) > 200
+    assert any(most < PATIENCE[0] for most in found)
 
 
 def test_programs_that_wait_for_ever_are_refused() -> None:

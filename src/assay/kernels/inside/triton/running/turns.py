@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import math
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +34,11 @@ MOST_ASKED = 32
 MANNERS = ((0.0, 0.1), (0.0, 0.5), (0.5, 0.2), (0.8, 1.0))
 """The chance that a program goes on at an atomic operation, and the chance that one that does not sleeps for long, so
 that others come between its operations in number."""
+PATIENCE = (16, 2000)
+"""How often a program that waits asks again before another one runs, in launches in which one is slow: on a GPU all
+that others compute meanwhile takes time."""
+SLOW = 0.5
+"""The chance of such a launch."""
 LONG_TURN = 1024
 """After so many atomic operations a program gives way in any case."""
 _STACK, _STACK_IN_A_CROWD = 4 << 20, 1 << 20
@@ -88,7 +94,9 @@ class Turns:
         self._waiting, self._count = list(reversed(places if self._alone else self._ordered(places))), len(places)
         self._live: list[_Program] = []
         self._error: BaseException | None = None
-        self._idle = 0
+        self._idle, self._patient = 0, False
+        slow = not self._alone and self._chance.random() < SLOW
+        self._patience = int(math.exp(self._chance.uniform(*map(math.log, PATIENCE)))) if slow else 0
         self._done = threading.Semaphore(0)
         _allow_threads(_STACK_IN_A_CROWD if self._crowd else _STACK)
         self.under_way = True
@@ -113,7 +121,7 @@ class Turns:
         if not self.under_way:
             return
         self._me.turn += 1
-        if self._crowd and not self._me.has_asked:
+        if self._patient or (self._crowd and not self._me.has_asked):
             return
         if self._chance.random() >= self._stays or self._me.turn >= LONG_TURN:
             self._to_another(others_only=False)
@@ -132,6 +140,10 @@ class Turns:
             return
         asked = (pointers.tobytes(), data.tobytes()) if pointers.size <= MOST_ASKED else None
         waits = asked is not None and asked == self._me.asked
+        self._patient = waits and self._patience > 0
+        if self._patient:
+            self._patience -= 1
+            return
         self._me.asked, self._me.has_asked = asked, True
         if not waits:
             self._idle = 0
