@@ -114,6 +114,7 @@ PLACING = """
 x, p = tl.load(x_ptr + i, mask=inside), tl.load(w_ptr + i, mask=inside)
 tl.store(y_ptr + i // D * D + p, x, mask=inside)
 """
+INVERSES = SCALED.replace("x * w", "x + 0.5 * (tl.log(1 + w) - tl.log(1 - w))")
 PLACED = BY.replace("self.NAME", "given[1]")
 COMPLEX = "torch.randn(16, 16, dtype=torch.complex64)"
 CASES = {
@@ -172,6 +173,14 @@ CASES = {
     "a mask among the weights": (CAUSAL, CAUSES, "torch.randn(16, 16)", CAUSING, BY.replace("NAME", "w"), "ok"),
     "a triangle for a mask among the weights": (
         *(CAUSAL, CAUSES, "torch.randn(16, 16)", TRIANGLE, BY.replace("NAME", "w"), "wrong"),
+    ),
+    "zeros of which an inverse is taken": (
+        *("", "return given[0] + torch.atanh(given[1])", "torch.randn(16, 16), torch.zeros(16, 16)", INVERSES),
+        *(PLACED, "ok"),
+    ),
+    "zeros of which an inverse is taken, left out": (
+        *("", "return given[0] + torch.atanh(given[1])", "torch.randn(16, 16), torch.zeros(16, 16)"),
+        *(INVERSES.replace("x + ", "x + 0 * "), PLACED, "wrong"),
     ),
     "places in an order": ("", "return given[0].scatter(1, given[1], given[0])", ORDERS, PLACING, PLACED, "ok"),
     "roots": ("", "return torch.exp(torch.sqrt(given[0]) / 4)", "torch.rand(16, 16)", ROOTS, ELEMENTS, "ok"),

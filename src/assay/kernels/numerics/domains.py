@@ -22,7 +22,8 @@ DOMAINS: tuple[Domain, ...] = ("not negative", "positive", "both signs", "unit",
 def narrowed(drawn: Value, varied: Value, domain: Domain) -> Value:
     """A varied input within a domain: absolute values; those with a small number in place of each zero; numbers up to
     the largest that was drawn, of both signs; between 0 and 1, where those that were drawn are; or between the least
-    and the largest that was drawn. What is no tensor of real numbers stays as it is varied."""
+    and the largest that was drawn, a little around them where they are one. What is no tensor of real numbers stays as
+    it is varied."""
     if isinstance(drawn, tuple) and isinstance(varied, tuple):
         return type(varied)(narrowed(one, other, domain) for one, other in zip(drawn, varied, strict=True))
     if not _is_real(drawn) or not _is_real(varied):
@@ -39,7 +40,7 @@ def spliced(kept: HostTensor, varied: HostTensor, axis: int, places: range) -> H
 
 
 def _narrowed(drawn: Floats, varied: Floats, domain: Domain) -> Array:
-    least, most = float(drawn.min()), float(drawn.max())
+    least, most = _range(drawn)
     furthest = max(abs(least), abs(most))
     match domain:
         case "not negative":
@@ -48,12 +49,21 @@ def _narrowed(drawn: Floats, varied: Floats, domain: Domain) -> Array:
             new = np.where(varied == 0, FAINT * furthest, np.abs(varied))
         case "both signs":
             new = furthest * np.tanh(varied)
-        case "unit" if least >= 0 and most <= 1:
+        case "unit" if drawn.min() >= 0 and drawn.max() <= 1:
             new = _between(0.0, 1.0, varied)
         case _:
             new = _between(least, most, varied)
     zeros = triangle(drawn)
     return as_sorted(np.where(zeros, 0.0, new) if zeros is not None else new, drawn, drawn)
+
+
+def _range(drawn: Floats) -> tuple[float, float]:
+    """The least and the largest number that was drawn; numbers around it, where there is but one."""
+    least, most = float(drawn.min()), float(drawn.max())
+    if least < most:
+        return least, most
+    around = _AROUND_ZERO if least == 0 else _AROUND * abs(least)
+    return least - around, most + around
 
 
 def _between(least: float, most: float, varied: Floats) -> Floats:
@@ -62,11 +72,14 @@ def _between(least: float, most: float, varied: Floats) -> Floats:
     with np.errstate(over="ignore"):
         share = np.clip(1 / (1 + np.exp(-varied)), _MARGIN, 1 - _MARGIN)
     zeros = varied == 0
-    share[zeros] = np.arange(np.count_nonzero(zeros)) % 2
+    by_turns = (np.cumsum(zeros) - 1) % 2
+    share = np.where(zeros, by_turns.reshape(varied.shape), share)
     return least * (1 - share) + most * share
 
 
 _MARGIN = 1e-3
+_AROUND, _AROUND_ZERO = 0.05, 0.5
+"""How far the range of an input reaches that is one number everywhere, as a share of that; and where it is 0."""
 
 
 def _is_real(value: Value) -> bool:
