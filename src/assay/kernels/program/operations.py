@@ -186,7 +186,7 @@ def rearranges(operation: Operation) -> bool:
     if base_name(operation) not in COPIES:
         return True
     read = [window for value in operation.values for window in windows_in(value)]
-    return not read or len({_places(window) for window in (*read, *operation.outs)}) > 1
+    return not read or len({places_of(window) for window in (*read, *operation.outs)}) > 1
 
 
 def casts(operation: Operation) -> bool:
@@ -195,7 +195,7 @@ def casts(operation: Operation) -> bool:
     return role_of(operation) == "move" and any(one.dtype != out.dtype for one in read for out in operation.outs)
 
 
-def _places(window: Window) -> tuple[int, tuple[tuple[int, int], ...]]:
+def places_of(window: Window) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Which elements of its storage a window shows, in their order."""
     extents = zip(window.size, window.stride, strict=True)
     return window.offset, tuple((size, stride if size > 1 else 0) for size, stride in extents)

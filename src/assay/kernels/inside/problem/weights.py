@@ -56,7 +56,7 @@ def move(weight: torch.Tensor, growth: float = 0.0, turned: bool = True) -> None
         if growth and weight.dim() > 1:
             weight.copy_(weight[..., torch.randperm(weight.shape[-2], device=weight.device), :])
         return
-    order = int(_is_sorted(weight)) and int(weight.diff().sign().sum().sign())
+    order = _order_of(weight)
     spread = 0.1 * (weight.std() if weight.numel() > 1 else weight.abs().mean()) + 0.05
     weight.mul_(1 + 0.25 * (2 * torch.rand_like(weight) - 1)).add_(spread * torch.randn_like(weight))
     growth = GROWTH if growth and weight.numel() == 1 else growth
@@ -83,7 +83,7 @@ def move_within(weight: torch.Tensor) -> None:
     if is_constant(part):
         weight[finite] = part * (1 - 0.25 * torch.rand_like(part))
         return
-    order = int(_is_sorted(weight)) and int(weight.diff().sign().sum().sign())
+    order = _order_of(weight)
     one, other = (part[torch.randperm(part.numel(), device=part.device)] for _ in range(2))
     weight[finite] = torch.lerp(one, other, torch.rand_like(part))
     if order:
@@ -100,6 +100,11 @@ def _move_whole(weight: torch.Tensor) -> None:
         weight.copy_(chosen.reshape(weight.shape))
     elif not _is_sorted(flat):
         weight.copy_(flat[torch.randperm(flat.numel(), device=flat.device)].reshape(weight.shape))
+
+
+def _order_of(weight: torch.Tensor) -> int:
+    """1 where its rows ascend, -1 where they descend, 0 where they are not sorted."""
+    return int(weight.diff().sign().sum().sign()) if _is_sorted(weight) else 0
 
 
 def _is_sorted(weight: torch.Tensor) -> bool:

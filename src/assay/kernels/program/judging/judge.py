@@ -127,7 +127,6 @@ def _findings(
     draw, updated = answers.draw, [place for place, call in enumerate(calls) if call.weights and not call.needed]
     follows = any(weights_set(seen, place) for place in updated)
     replaced = replaced_storages(program, draw.weights, draw.initial, begun) if follows else frozenset()
-    folded = policy == "strict"
     reference = reference_arithmetic(draw.work)
     whole = [(call, account) for call, account in zip(calls, seen, strict=True) if call.skip == NO_KERNEL]
     inputs = {number for call, account in whole for number in _changed_beside(call, account)}
@@ -141,7 +140,7 @@ def _findings(
         *lasting.left_as_found([found for account in seen for found in account.left]),
         *(rules.outputs_written(program, unwritten) if policy == "strict" else ()),
         *rules.kernels_matter(program, changed),
-        *rules.constructor(program, reference, draw.init_work, replaced, refused=folded, draws=draw.draws),
+        *rules.constructor(program, reference, draw.init_work, replaced, refused=policy == "strict", draws=draw.draws),
         *rules.races([race for account in seen for race in account.races]),
     ]
 

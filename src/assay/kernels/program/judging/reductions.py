@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from assay.kernels.operators import kind_of
 from assay.kernels.program.form import Operation, Program, Window, operations_in, windows_in
 from assay.kernels.program.judging.findings import Finding
-from assay.kernels.program.operations import arithmetic_of, base_name, elements_read
+from assay.kernels.program.operations import arithmetic_of, base_name, elements_read, places_of
 from assay.kernels.program.weight_work import made_of_weights
 
 MAX_REDUCED_SHARE = 0.5
@@ -21,8 +21,8 @@ a share of those of the reference's weights."""
 _FEW = 64
 """So many elements may always be put together."""
 
-_Place = tuple[int, int, tuple[tuple[int, int], ...]]
-"""Storage, offset and extents of a window."""
+_Place = tuple[int, tuple[int, tuple[tuple[int, int], ...]]]
+"""A storage, and which of its elements."""
 
 
 def host_reductions(program: Program, weights: int | None) -> list[Finding]:
@@ -118,5 +118,4 @@ class _Origins:
 
 
 def _place(window: Window) -> _Place:
-    extents = zip(window.size, window.stride, strict=True)
-    return window.storage, window.offset, tuple((size, stride if size > 1 else 0) for size, stride in extents)
+    return window.storage, places_of(window)
