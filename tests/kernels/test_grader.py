@@ -27,7 +27,10 @@ from assay.kernels.prepared import Preparations, Prepared
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import trial
+from assay.kernels.program.grading import Grading
 from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.judging.outcome import Outcome
+from assay.kernels.program.verdict import verdict_of
 from assay.kernels.source_text import MAX_SOURCE_CHARACTERS
 from assay.kernels.text.examining import examine
 from assay.kernels.verdicts import KINDS, Verdict
@@ -504,6 +507,39 @@ def test_a_seed_makes_a_verdict_repeatable(bench: Bench) -> None:
     first = graded(7)
     assert first["kind"] == "wrong" and graded(7) == first
     assert graded(8)["message"] != first["message"] != graded(None)["message"]
+
+
+BY_LAST_BITS = "total = tl.sum(tl.exp(v), 0)\nif total >= tl.sum(tl.exp(v), 0):\n    v = tl.maximum(v, 0.0) * scale"
+
+
+@pytest.mark.parametrize(("draws", "body", "taken"), [(1, BY_LAST_BITS, 2), (3, BY_LAST_BITS, 2), (1, "v = v", 1)])
+def test_values_too_near_to_be_compared_are_drawn_once_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, draws: int, body: str, taken: int
+) -> None:
+    found: list[Any] = []
+    size = Prepared.size
+
+    async def counted(self: Prepared, but: Any = None) -> Any:
+        found.append(await size(self, but))
+        return found[-1]
+
+    monkeypatch.setattr(Prepared, "size", counted)
+    verdict = bench.grade(SMALL, candidate(body=body), chz.replace(QUICK, draws=draws))
+    assert verdict.kind == "wrong" and ("depends on the last bits" in verdict.message) == (taken == 2)
+    assert len({id(each.draw) for each in found}) == len(found) == taken
+
+
+def test_a_tie_of_one_draw_costs_no_verdict(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[Any] = []
+    grade = Grading.grade
+
+    async def tied_at_first(self: Grading, *args: Any) -> Any:
+        attempts.append(args)
+        verdict, attempt = await grade(self, *args)
+        return (verdict_of(Outcome("undecided", "a tie"), {}), None) if len(attempts) == 1 else (verdict, attempt)
+
+    monkeypatch.setattr(Grading, "grade", tied_at_first)
+    assert bench.grade(SMALL, candidate(), QUICK).ok and len(attempts) == 2
 
 
 @pytest.mark.parametrize("attack", ["cache/interpreter_state", "obfuscated/type_patch"])

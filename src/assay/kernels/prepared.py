@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from assay.errors import ReferenceModelError
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
-from assay.kernels.numerics.secret_inputs import InputBank
+from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, other_sizes, task_key, unscaled
 from assay.kernels.problems.sources import Problem, find_fault
@@ -55,13 +55,13 @@ class Prepared:
     shapes: Shapes | None = None
     """What a submission is given at this size, where nothing is run."""
 
-    async def size(self) -> Size | None:
-        """The problem with a draw of its inputs; None where it is not worth a reward.
+    async def size(self, but: InputSet | None = None) -> Size | None:
+        """The problem with a draw of its inputs, another than `but`; None where it is not worth a reward.
 
         Raises:
             ReferenceModelError: the reference does not run.
         """
-        draw = await self.bank.take() if self.bank is not None else None
+        draw = await self.bank.take(but) if self.bank is not None else None
         if draw is None:
             return None
         assert self.bank is not None and self.bank.screening is not None, "a bank that gives draws was screened"

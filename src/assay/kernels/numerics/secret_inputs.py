@@ -123,8 +123,11 @@ class InputBank:
             if self.screening is None:
                 await self._screen()
 
-    async def take(self) -> InputSet | None:
+    async def take(self, but: InputSet | None = None) -> InputSet | None:
         """A draw, or None where screening found that the problem is not worth a reward (see `screening`).
+
+        Args:
+            but: A draw that this one must not be.
 
         Raises:
             ReferenceModelError: the reference does not run.
@@ -134,11 +137,12 @@ class InputBank:
             assert self.screening is not None, "the problem was just screened"
             if not self.screening.rewarded:
                 return None
-            if len(self._kept) < self._draws:
+            places = [place for place, (draw, _) in enumerate(self._kept) if draw is not but]
+            if len(self._kept) < self._draws or not places:
                 self._kept.append((await self._process.waited(self._make), 0))
                 place = len(self._kept) - 1
             else:
-                place = self._random.randrange(len(self._kept))
+                place = self._random.choice(places)
             draw, used = self._kept[place]
             if used + 1 < self._uses:
                 self._kept[place] = (draw, used + 1)

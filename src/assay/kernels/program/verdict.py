@@ -14,6 +14,7 @@ from assay.types import Json
 KINDS: Mapping[End, VerdictKind] = {
     "ok": "ok",
     "wrong": "wrong",
+    "undecided": "wrong",
     "cheat": "cheat",
     "host_read": "cheat",
     "refused": "unsupported",
@@ -24,6 +25,8 @@ KINDS: Mapping[End, VerdictKind] = {
     "timeout": "timeout",
     "infra": "infra_error",
 }
+UNDECIDED = "undecided"
+"""In the evidence of a verdict that another draw of inputs may not give."""
 MOST_FINDINGS = 16
 """Findings that a verdict keeps, those that are refused first."""
 
@@ -40,6 +43,8 @@ def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
     decided = first_refused(outcome.findings)
     cheat = "host_read" if outcome.end == "host_read" else decided.rule if decided and outcome.end == "cheat" else ""
     found: dict[str, Json] = {**evidence, **outcome.facts}
+    if outcome.end == "undecided":
+        found[UNDECIDED] = True
     if outcome.findings:
         kept = sorted(outcome.findings, key=lambda finding: not finding.refused)[:MOST_FINDINGS]
         found["findings"] = [_told(finding) for finding in kept]

@@ -27,7 +27,7 @@ from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.replay.outputs.written import Own
 from assay.kernels.inside.replay.player import NO_KERNEL, Account, CompilerError, Machine, Manner, Player
 from assay.kernels.inside.tensors import WrongOutputError, digest, tensors_of
-from assay.kernels.inside.triton.ledger import WrongValueError
+from assay.kernels.inside.triton.ledger import UndecidedError, WrongValueError
 from assay.kernels.program.form import Program
 from assay.kernels.program.limits import Limits
 from assay.kernels.program.reading import Refusal, read
@@ -134,6 +134,8 @@ def _kind(error: Exception, machine: Machine) -> str:
         return "language" if error.in_triton else "not_triton"
     if isinstance(error, WrongOutputError | WrongValueError):
         return "wrong_output"
+    if isinstance(error, UndecidedError):
+        return "undecided"
     return machine.kind_of(error)
 
 

@@ -32,6 +32,10 @@ class WrongValueError(Exception):
     """A kernel computes with what has no one value: memory that nothing wrote, or results that depend on an order."""
 
 
+class UndecidedError(Exception):
+    """Where a program goes hangs on last bits, which each GPU has differently."""
+
+
 class PausedError(Exception):
     """A program of a launch stops where it is, and the next one runs."""
 

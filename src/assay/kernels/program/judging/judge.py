@@ -95,6 +95,7 @@ def _faulted(fault: Mapping[str, Json]) -> tuple[End, str, int]:
     kinds: dict[str, End] = {
         "unsupported": "unsupported",
         "wrong_output": "wrong",
+        "undecided": "undecided",
         "forged": "refused",
         "refused": "refused",
         "language": "unsupported",

@@ -14,11 +14,23 @@ from assay.types import Json
 EMPTY = Examined()
 
 End = Literal[
-    "ok", "wrong", "cheat", "host_read", "refused", "unsupported", "not_triton", "text", "crash", "timeout", "infra"
+    "ok",
+    "wrong",
+    "undecided",
+    "cheat",
+    "host_read",
+    "refused",
+    "unsupported",
+    "not_triton",
+    "text",
+    "crash",
+    "timeout",
+    "infra",
 ]
 """`text`: the text alone decides (`Outcome.examined`). `host_read`: host code reads a value. `refused`: the program is
-larger than any that is taken, or forged. `not_triton`: a kernel is written in what Triton does not take, or refused by
-its compiler."""
+larger than any that is taken, or forged. `undecided`: the inputs drawn have values too near to each other for a kernel
+that compares them, which is wrong where another draw has them too. `not_triton`: a kernel is written in what Triton
+does not take, or refused by its compiler."""
 
 
 @dataclass(frozen=True, slots=True)

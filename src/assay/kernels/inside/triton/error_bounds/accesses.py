@@ -27,7 +27,7 @@ from assay.kernels.inside.triton.error_bounds.bounds import (
     wide,
 )
 from assay.kernels.inside.triton.error_bounds.memory import BITS, UNKNOWN, Bounds, Found, Kind, Range, line_of_kernel
-from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
+from assay.kernels.inside.triton.ledger import UndecidedError, current, refuse
 from assay.kernels.inside.triton.values.constants import is_constant
 from assay.kernels.inside.triton.values.handles import numpy_dtype
 
@@ -48,7 +48,7 @@ def bounds() -> Bounds:
 def refuse_undecided() -> NoReturn:
     """A program would go another way on another GPU."""
     line = line_of_kernel()
-    refuse(WrongValueError(_UNDECIDED.format(f" in line {line}" if line else "")))
+    refuse(UndecidedError(_UNDECIDED.format(f" in line {line}" if line else "")))
 
 
 def certain(*parts: Any) -> None:
