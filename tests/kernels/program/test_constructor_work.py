@@ -6,11 +6,13 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
+from assay.kernels.inside.problem.truncated import truncated_normal
 from assay.kernels.problems.sources import make_problem
 from assay.kernels.program.judging.outcome import Attempt
 from assay.kernels.program.weight_work import weight_work
-from support.kernel_graders import Bench
+from support.kernel_graders import QUICK, Bench
 from support.kernelbench_data import ROOT
 from support.trials import HEAD, SNAKE, Trials, snaking
 
@@ -200,3 +202,37 @@ def test_a_whole_table_of_answers(trials: Trials) -> None:
     submission = read_submission(ROOT / "exploits" / "attacks" / "constructor" / "whole_table.py")
     outcome = trials.run(submission.problem, submission.code)
     assert outcome.end == "cheat" and "rsqrt" not in outcome.message and "constructor" in outcome.message, outcome
+
+
+STARTS = {
+    "a truncated normal": "nn.init.trunc_normal_(self.weight, 0.1, 0.5, -0.8, 0.9)",
+    "a truncated normal of what lies far off": "nn.init.trunc_normal_(self.weight, 0.0, 0.1, 0.2, 0.4)",
+    "an orthogonal matrix": "nn.init.orthogonal_(self.weight)",
+    "a diagonal": "self.weight.data.add_(torch.diag(torch.rand(features)))",
+    "a window": "self.weight.data.mul_(torch.hann_window(features, periodic=False) + 0.1)",
+    "a range of powers": "self.weight.data.mul_(torch.logspace(-1.0, 1.0, features))",
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_starts_of_weights_that_models_are_given(bench: Bench, start: str) -> None:
+    built = (
+        "        self.weight = nn.Parameter(torch.empty(features, features))\n        nn.init.normal_(self.weight)\n"
+        f"        {STARTS[start]}\n"
+    )
+    init, rest = PROBLEM.split("        self.first")[0], PROBLEM[PROBLEM.index("    def forward") :]
+    problem = f"{init}{built}\n{rest}".replace("(x @ self.first) @ self.second", "x @ self.weight")
+    verdict = bench.grade(
+        make_problem(9, 3, "start", problem, "test"), chaining(built, "return applied(x, self.weight)"), QUICK
+    )
+    assert verdict.ok, verdict
+
+
+def test_a_truncated_normal_has_the_moments_and_the_ends_of_one() -> None:
+    torch.manual_seed(0)
+    mean, std, a, b = 0.3, 0.5, -0.4, 1.1
+    drawn = truncated_normal(torch.empty(40_000, dtype=torch.float64), mean, std, a, b)
+    theirs = torch.nn.init.trunc_normal_(torch.empty(40_000, dtype=torch.float64), mean, std, a, b)
+    assert a <= float(drawn.min()) < a + 0.01 and b - 0.01 < float(drawn.max()) <= b
+    places = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=torch.float64)
+    assert torch.allclose(drawn.quantile(places), theirs.quantile(places), atol=0.02)

@@ -27,6 +27,7 @@ import numpy.ma  # noqa: F401  np.unique imports it when it is first called, whi
 import torch
 
 from assay.kernels.frames import Frame, write_frame
+from assay.kernels.inside.problem import truncated
 from assay.kernels.inside.problem.cases import TooLargeError, out_of_memory
 from assay.kernels.inside.reference_model import evaluate, shapes
 from assay.kernels.numerics.families import FAMILIES
@@ -308,6 +309,7 @@ def main(scratch: str, drop_to: int | None, device: str) -> None:
         linux.set_dumpable(False)
         linux.no_new_privileges()
     torch.set_num_threads(1)
+    truncated.install()
     evaluate(_WARM_UP)
     gc.freeze()
     linux.adopt_orphans()

@@ -65,32 +65,13 @@ ARITHMETIC = frozenset(
 HEAVY = frozenset(
     {
         *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "outer", "convolution", "linalg_qr"),
-        *("linalg_vector_norm", "linalg_svd", "_linalg_svd", "linalg_inv_ex", "_softmax", "_log_softmax", "logsumexp"),
-        *("native_layer_norm", "native_group_norm", "cumsum", "var"),
-        *(
-            "var_mean",
-            "std",
-            "cumprod",
-            "topk",
-            "sort",
-            "max_pool2d_with_indices",
-            "avg_pool2d",
-            "_adaptive_avg_pool2d",
-        ),
-        *("embedding", "gather", "index_select", "index", "silu", "gelu", "mish", "softplus", "hardtanh"),
-        "leaky_relu",
-        *(
-            "elu",
-            "hardswish",
-            "hardsigmoid",
-            "celu",
-            "argmax",
-            "argmin",
-            "max",
-            "min",
-            "geqrf",
-            "linalg_householder_product",
-        ),
+        *("linalg_vector_norm", "linalg_svd", "_linalg_svd", "linalg_inv_ex", "geqrf", "linalg_householder_product"),
+        *("_softmax", "_log_softmax", "logsumexp", "native_layer_norm", "native_group_norm", "cumsum", "cumprod"),
+        *("var", "var_mean", "std", "topk", "sort", "argmax", "argmin", "max", "min", "max_pool2d_with_indices"),
+        *("avg_pool2d", "_adaptive_avg_pool2d", "embedding", "gather", "index_select", "index", "silu", "gelu"),
+        *("mish", "softplus", "hardtanh", "leaky_relu", "elu", "hardswish", "hardsigmoid", "celu", "diag_embed"),
+        *("diagonal_copy", "logspace", "hann_window", "hamming_window", "blackman_window", "bartlett_window"),
+        "kaiser_window",
     }
 )
 """What does a problem's work, or a step of it, in one call. Run in constructors and where a policy allows it. Batch

@@ -27,6 +27,7 @@ from assay.kernels.arrays import layout_of
 from assay.kernels.frames import value_of
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.pretend_cuda import DEVICE
+from assay.kernels.inside.problem import truncated
 from assay.kernels.inside.problem.values import tensors_in
 from assay.kernels.inside.problem.weights import is_fraction
 from assay.kernels.inside.record import launches, light, reads, streams
@@ -99,6 +100,7 @@ def preload() -> None:
     """Import PyTorch and Triton and record one program: what a first one sets up, every child then shares."""
     torch.set_num_threads(1)
     light.install()
+    truncated.install()
     launches.install()
     pretend_cuda.install(pretend_cuda.SHARED_LIMIT, pretend_cuda.CAPABILITY)
     gpu.install()

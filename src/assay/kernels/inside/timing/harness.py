@@ -24,6 +24,7 @@ import torch
 
 from assay.kernels.frames import value_of
 from assay.kernels.inside.precision import set_precision_policy
+from assay.kernels.inside.problem import truncated
 from assay.kernels.inside.problem.values import tensors_in, tensors_of_output
 from assay.kernels.inside.submission import fault, load
 from assay.kernels.inside.tensors import (
@@ -47,6 +48,7 @@ _contiguous, _detach = torch.Tensor.contiguous, torch.Tensor.detach
 def preload() -> None:
     """Import PyTorch and Triton, with one thread and no device."""
     torch.set_num_threads(1)
+    truncated.install()
     if find_spec("triton") is not None:
         import assay.kernels.inside.timing.recorded  # noqa: F401
     torch.ones(2).add_(1)
