@@ -509,6 +509,46 @@ def test_a_seed_makes_a_verdict_repeatable(bench: Bench) -> None:
     assert graded(8)["message"] != first["message"] != graded(None)["message"]
 
 
+SHIFTED = make_problem(
+    1,
+    3,
+    "shifted",
+    """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, shift):
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, x):
+        return torch.relu(x + self.shift)
+
+
+rows = 24
+shift = 4096
+
+
+def get_inputs():
+    return [torch.rand(rows, 24)]
+
+
+def get_init_inputs():
+    return [shift]
+""",
+    "test",
+)
+
+
+def test_another_size_has_other_shapes(bench: Bench) -> None:
+    code = candidate(body="v = tl.maximum(v + scale, 0.0)")
+    found = bench.grade(SHIFTED, code, chz.replace(QUICK, scale="fit"))
+    assert found.ok and {change[0] for change in found.evidence["scaling"]["changes"]} == {"shift"}
+    assert "rows" in {change[0] for change in found.evidence["other_scaling"]["changes"]}
+
+
 BY_LAST_BITS = "total = tl.sum(tl.exp(v), 0)\nif total >= tl.sum(tl.exp(v), 0):\n    v = tl.maximum(v, 0.0) * scale"
 
 

@@ -128,8 +128,8 @@ class Preparations:
             await self.ready(problem)
 
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
-        """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, and
-        that is not much more work than the one graded first; of those that are, the last.
+        """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, whose
+        tensors have other shapes, and that is not much more work than the one graded first; else the last that runs.
 
         Raises:
             Closed, ReferenceModelError: as above.
@@ -138,7 +138,7 @@ class Preparations:
         for task in self._others(prepared):
             if (size := await (await shared(task)).size()) is not None:
                 found = size
-                if size.work <= MAX_GROWTH * first.work:
+                if size.work <= MAX_GROWTH * first.work and size.shapes != first.shapes:
                     break
         return found
 

@@ -12,6 +12,7 @@ from assay.errors import DataError
 from assay.kernels.problems.scaling import (
     AS_PUBLISHED,
     MOST_ALONE,
+    Rule,
     ScaledProblem,
     halved,
     ladder,
@@ -122,6 +123,58 @@ def test_the_ladder_starts_small_and_repeats_nothing() -> None:
     assert rungs[0].scaling.cap == 32 and rungs[0].scaling.rule == "capped"
     assert len({r.code for r in rungs}) == len(rungs)
     assert {r.scaling.rule for r in rungs} >= {"capped", "uniform"}
+
+
+RANGES = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        return x * x + LINE
+
+
+low, high, padding = 1000, 30000, 0
+rows: int = 24
+columns = 96
+
+
+def get_inputs():
+    return [torch.randint(1000, 30000, (rows, columns)), torch.randint(low=low, high=high, size=(rows, columns))]
+
+
+def get_init_inputs():
+    return [INIT]
+"""
+
+
+@pytest.mark.parametrize("rule", ["ranges", "capped"])
+def test_ranges_of_random_numbers_are_no_sizes(rule: Rule) -> None:
+    scaled = scale(problem(RANGES.replace("LINE", "y").replace("INIT", "")), 32, rule=rule)
+    kept = rule == "ranges"
+    assert ("randint(1000, 30000, (rows, columns))" in scaled.code) == kept
+    assert f"padding = {'1000, 30000' if kept else '31, 29'}, 0" in scaled.code  # 0 is no size at any cap
+    assert "columns = 24\n" in scaled.code
+    assert sizes_of(scaled).keys() == ({"columns"} if kept else {"columns", "low", "high", ""})
+
+
+@pytest.mark.parametrize(("line", "init"), [("y + high", ""), ("y", "high")])
+def test_a_range_that_is_read_elsewhere_may_be_a_size(line: str, init: str) -> None:
+    scaled = scale(problem(RANGES.replace("LINE", line).replace("INIT", init)), 32, rule="ranges")
+    assert sizes_of(scaled).keys() == {"columns", "high"}
+
+
+def test_ranges_are_kept_first_and_at_other_sizes_too() -> None:
+    rungs = list(ladder(problem(RANGES.replace("LINE", "y").replace("INIT", ""))))
+    assert [rung.scaling.rule for rung in rungs[:2]] == ["ranges", "ranges"] and "capped" in {
+        r.scaling.rule for r in rungs
+    }
+    assert all(sizes_of(other).keys() <= {"rows", "columns"} for other in other_sizes(rungs[0], random.Random(3)))
+
+
+def test_no_size_becomes_one_and_the_published_ones_come_last() -> None:
+    rungs = list(ladder(problem(RANGES.replace("LINE", "y").replace("INIT", "rows, 70000"))))
+    assert all(1 not in sizes_of(rung).values() for rung in rungs) and rungs[-1].scaling == AS_PUBLISHED
 
 
 def sizes_of(scaled: ScaledProblem) -> dict[str, int]:

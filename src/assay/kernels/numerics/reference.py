@@ -346,7 +346,7 @@ def fit_problem(
     for scaled in ladder(problem):
         rung = (scaled.scaling.rule, 0 < scaled.scaling.cap <= max(LOWER))
         # Lower caps and other shapes are for what does not run; what is degenerate needs larger sizes, or none help.
-        if spent.get(rung, 0) >= MAX_DEGENERATE or (degenerate and (rung[1] or rung[0] == "uniform")):
+        if spent.get(rung, 0) >= MAX_DEGENERATE or (degenerate and (rung[1] or rung[0] in ("uniform", "none"))):
             continue
         try:
             result = process.evaluate(

@@ -3,26 +3,26 @@
 Touched are the integers assigned at module level and those inside `get_inputs` and `get_init_inputs`; never the model
 itself. A product or power of integers counts as one integer. Integers of a name with `batch` in it have a lower cap of
 their own (rule `capped`), unless that breaks a problem whose sizes must agree (`uniform`: one cap for all) or whose
-sizes must keep their ratios (`proportional`: one divisor for all). What was changed is data (`Scaling`), so that a
-verdict can say which problem was really solved.
+sizes must keep their ratios (`proportional`: one divisor for all). Integers that bound random whole numbers stay as
+they are (`ranges`), unless they are sizes as well (of a table whose rows are asked for). What was changed is data
+(`Scaling`), so that a verdict can say which problem was really solved.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import random
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from assay.kernels.problems.integers import Group, Integer, alike, integers_of
 from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.syntax import parsed
 from assay.types import Json
 
-Rule = Literal["none", "capped", "proportional", "uniform", "other"]
+Rule = Literal["none", "capped", "ranges", "proportional", "uniform", "other"]
 
 LADDER = (32, 64, 128, 256, 512, 1024)
 """Caps to try, from the smallest: the first with which the reference runs and the problem is worth solving is used."""
@@ -38,9 +38,6 @@ PARTS = (8, 4, 2)
 """By which parts of them integers change a little; by a larger part where sizes do not fit together."""
 MOST_ALONE = 16
 """Integers that are changed alone for another size."""
-
-_FUNCTIONS = ("get_inputs", "get_init_inputs")
-_MAX_FOLDED = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +103,6 @@ class ScaledProblem:
         return hashlib.sha256(self.code.encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Integer:
-    """An integer in the text: where it stands (byte offsets within its lines) and what it is called."""
-
-    place: str
-    name: str
-    value: int
-    line: int
-    start: int
-    end_line: int
-    end: int
-    among: tuple[int, int] = (0, 0)
-    """Line and byte at which the list begins that it is in: the arguments of a call, a tuple."""
-
-    @property
-    def start_of(self) -> tuple[int, int]:
-        """Its place in the text."""
-        return self.line, self.start
-
-    @property
-    def of_batch(self) -> bool:
-        """Whether its name says that it counts independent samples."""
-        return "batch" in self.name.lower()
-
-
 def unscaled(problem: Problem) -> ScaledProblem:
     """The problem at its published sizes."""
     return ScaledProblem(problem, problem.code, AS_PUBLISHED)
@@ -157,8 +129,8 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
         problem: A checked problem.
         cap: Largest integer that stays as it is.
         batch_cap: The same for names with `batch` in them; with rule `uniform` it is `cap`.
-        rule: `capped`; `uniform`; `proportional`, which divides all by the power of two that brings the largest down
-            to `cap`; or `none` for no change.
+        rule: `capped`; `ranges`, the same but for integers that bound random whole numbers; `uniform`; `proportional`,
+            which divides all by the power of two that brings the largest down to `cap`; or `none` for no change.
 
     Raises:
         ValueError: a cap below 1.
@@ -169,10 +141,12 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
         return unscaled(problem)
     batch_cap = cap if rule == "uniform" else min(batch_cap, cap)
     changes, edits = [], []
-    integers = list(_integers(parsed(problem.code)))
+    integers = list(integers_of(parsed(problem.code)))
     largest = max((i.value for i in integers if not i.of_batch), default=1)
     divisor = -(-largest // cap)
     for integer in integers:
+        if rule == "ranges" and integer.bounds:
+            continue
         if rule == "proportional" and not integer.of_batch:
             new = (
                 integer.value if integer.value <= SMALL else max(1, integer.value // (1 << (divisor - 1).bit_length()))
@@ -190,20 +164,25 @@ def scale(problem: Problem, cap: int, batch_cap: int = BATCH_CAP, rule: Rule = "
 def ladder(problem: Problem) -> Iterator[ScaledProblem]:
     """The sizes to try, rule by rule, each from the smallest; those of `LOWER` from the largest.
 
-    Sizes that differ from none before are left out; a problem without large integers comes once, as published.
+    Sizes that differ from none before are left out; a problem without large integers comes once, as published. So does
+    one last that runs at no other sizes. Sizes of which one became 1 are left out: elements of a row of one are in any
+    order.
     """
     seen = set()
+    ranges: tuple[tuple[Rule, tuple[int, ...]], ...] = (("ranges", LADDER), ("ranges", LOWER))
     rules: tuple[tuple[Rule, tuple[int, ...]], ...] = (
+        *(ranges if any(each.bounds for each in integers_of(parsed(problem.code))) else ()),
         ("capped", LADDER),
         ("capped", LOWER),
         ("proportional", LADDER[1:4]),
         ("uniform", LADDER),
         ("proportional", LOWER),
+        ("none", LADDER[:1]),
     )
     for rule, caps in rules:
         for cap in caps:
             scaled = scale(problem, cap, BATCH_CAP, rule)
-            if scaled.code not in seen:
+            if scaled.code not in seen and not any(each.new == 1 for each in scaled.scaling.changes):
                 seen.add(scaled.code)
                 yield scaled
 
@@ -221,7 +200,9 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     """
     problem = scaled.problem
     now = {change.start_of: change.new for change in scaled.scaling.changes}
-    integers = [each for each in _integers(parsed(problem.code)) if each.value > 1]
+    keeps_ranges = scaled.scaling.rule == "ranges"
+    integers = [each for each in integers_of(parsed(problem.code)) if each.value > 1]
+    integers = [each for each in integers if not (keeps_ranges and each.bounds)]
     doubled = {
         each: halved(each.value, 2 * now[each.start_of] + 1, each.of_batch) for each in integers if each.start_of in now
     }
@@ -240,7 +221,7 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
         for group, current in {groups[each]: current for each, current in shrinkable.items()}.items()
     }
     odd = {each: drawn[groups[each]] for each in shrinkable}
-    together: dict[Group, dict[_Integer, int]] = {}
+    together: dict[Group, dict[Integer, int]] = {}
     for each, value in larger.items():
         together.setdefault(groups[each], {})[each] = value
     one_by_one = islice(sorted(together.values(), key=lambda group: any(each.of_batch for each in group)), MOST_ALONE)
@@ -262,25 +243,7 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
             yield found
 
 
-Group = tuple[str, str, int, int] | tuple[int, int]
-
-
-def alike(integers: Iterable[_Integer]) -> dict[_Integer, Group]:
-    """What tells the integers that change alike from others: those inside a function that have one name, or none, and
-    one value, each in a list of its own. Of two equal ones in one list the second may be another size."""
-    found: dict[_Integer, Group] = {}
-    counts: Counter[tuple[object, ...]] = Counter()
-    for each in integers:
-        if each.place == "module" or each.among == (0, 0):
-            found[each] = each.start_of
-            continue
-        key = (each.place, each.name, each.value)
-        found[each] = (*key, counts[*key, each.among])
-        counts[*key, each.among] += 1
-    return found
-
-
-def _resized(problem: Problem, sizes: Mapping[_Integer, int]) -> ScaledProblem:
+def _resized(problem: Problem, sizes: Mapping[Integer, int]) -> ScaledProblem:
     """The problem with other integers."""
     new = {each: value for each, value in sizes.items() if value != each.value}
     if not new:
@@ -305,89 +268,12 @@ def nearby(value: int, published: int, part: int, *, larger: bool) -> int:
 
 def halved(value: int, cap: int, round_up: bool = False) -> int:
     """`value` divided by two until it is at most `cap`; `round_up` keeps a batch of several from becoming one."""
-    while value > cap:
+    while value > max(cap, 1):
         value = (value + round_up) // 2
-    return max(value, 1)
+    return value
 
 
-def _integers(tree: ast.Module) -> Iterator[_Integer]:
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name in _FUNCTIONS:
-            for inner in statement.body:
-                yield from _of_statement(inner, statement.name)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            yield from _of_statement(statement, "module")
-
-
-def _of_statement(statement: ast.stmt, place: str) -> Iterator[_Integer]:
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target = statement.targets[0]
-        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-            for name, value in zip(target.elts, statement.value.elts, strict=False):
-                yield from _of_expression(value, place, _name(name))
-            return
-        yield from _of_expression(statement.value, place, _name(target))
-    elif isinstance(statement, ast.Assign):
-        names = [_name(target) for target in statement.targets]
-        batch = next((name for name in names if "batch" in name.lower()), names[0])
-        yield from _of_expression(statement.value, place, batch)
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        yield from _of_expression(statement.value, place, _name(statement.target))
-    else:
-        yield from _of_expression(statement, place, "")
-
-
-def _name(target: ast.expr) -> str:
-    return target.id if isinstance(target, ast.Name) else ""
-
-
-def _of_expression(node: ast.AST, place: str, name: str, among: tuple[int, int] = (0, 0)) -> Iterator[_Integer]:
-    value = _folded(node)
-    if value is not None and isinstance(node, ast.expr):
-        if node.end_lineno is not None and node.end_col_offset is not None:
-            end = node.end_lineno, node.end_col_offset
-            yield _Integer(place, name, value, node.lineno, node.col_offset, *end, among)
-        return
-    if isinstance(node, ast.keyword):
-        name = node.arg or name
-    elif isinstance(node, ast.Assign | ast.AnnAssign):
-        yield from _of_statement(node, place)
-        return
-    elif isinstance(node, ast.Call | ast.Tuple | ast.List):
-        among = node.lineno, node.col_offset
-    for child in ast.iter_child_nodes(node):
-        yield from _of_expression(child, place, name, among)
-
-
-def _folded(node: ast.AST) -> int | None:
-    """The value of an integer, or of a product, sum, power or shift of integers; None for anything else."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if not isinstance(node, ast.BinOp):
-        return None
-    left, right = _folded(node.left), _folded(node.right)
-    if left is None or right is None or left < 0 or right < 0:
-        return None
-    value: int | None = None
-    match node.op:
-        case ast.Mult():
-            value = left * right
-        case ast.Add():
-            value = left + right
-        case ast.Sub():
-            value = left - right
-        case ast.FloorDiv() if right:
-            value = left // right
-        case ast.Pow() if left <= 1024 and right <= 40:
-            value = int(left**right)
-        case ast.LShift() if right <= 40:
-            value = left << right
-        case _:
-            value = None
-    return value if value is not None and 0 <= value <= _MAX_FOLDED else None
-
-
-def _edited(code: str, edits: list[tuple[_Integer, str]]) -> str:
+def _edited(code: str, edits: list[tuple[Integer, str]]) -> str:
     """`code` with each integer's text replaced, from the last to the first so that offsets stay true."""
     lines = [line.encode() for line in code.split("\n")]
     for integer, text in sorted(edits, key=lambda edit: (edit[0].line, edit[0].start), reverse=True):

@@ -13,6 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
+from assay.kernels.arrays import host_tensors
 from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program, compiled_part
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.secret_inputs import InputSet
@@ -59,6 +60,12 @@ class Size:
     draw: InputSet
     constant_families: tuple[str, ...] = ()
     """Families of inputs on which a constant is right."""
+
+    @property
+    def shapes(self) -> tuple[object, ...]:
+        """Those of all tensors that a submission is given, and of its outputs."""
+        given = (*self.draw.init_inputs, *self.draw.cases[0].inputs)
+        return tuple(tensor.shape for tensor in host_tensors(given)), self.draw.outputs, self.draw.weights
 
     @property
     def work(self) -> int:

@@ -65,7 +65,15 @@ ARITHMETIC = frozenset(
 HEAVY = frozenset(
     {
         *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "outer", "convolution", "linalg_qr"),
-        *("linalg_vector_norm", "linalg_svd", "_linalg_svd", "linalg_inv_ex", "geqrf", "linalg_householder_product"),
+        *(
+            "linalg_vector_norm",
+            "norm",
+            "linalg_svd",
+            "_linalg_svd",
+            "linalg_inv_ex",
+            "geqrf",
+            "linalg_householder_product",
+        ),
         *("_softmax", "_log_softmax", "logsumexp", "native_layer_norm", "native_group_norm", "cumsum", "cumprod"),
         *("var", "var_mean", "std", "topk", "sort", "argmax", "argmin", "max", "min", "max_pool2d_with_indices"),
         *("avg_pool2d", "_adaptive_avg_pool2d", "embedding", "gather", "index_select", "index", "silu", "gelu"),

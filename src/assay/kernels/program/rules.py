@@ -83,9 +83,9 @@ def launches(program: Program) -> list[Finding]:
 
 
 def operators(program: Program) -> list[Finding]:
-    """Operators that are never run, and random ones outside the constructor."""
+    """Operators of forward that are never run, and random ones outside the constructor."""
     found = []
-    for operation in operations_in(program.steps, tuning=True):
+    for operation in operations_in(program.forward, tuning=True):
         if role_of(operation) == "unknown":
             found.append(
                 Finding("operators", f"PyTorch's {base_name(operation)} is not run for a kernel", operation.line)
@@ -97,6 +97,12 @@ def operators(program: Program) -> list[Finding]:
             said = f"PyTorch's {base_name(operation)} draws random numbers outside the constructor"
             found.append(Finding("operators", said, operation.line))
     return found
+
+
+def not_run(program: Program) -> Operation | None:
+    """The first operator that is never run, of those that make weights: it may do no kernel's work there."""
+    steps = (*program.module, *program.init)
+    return next((step for step in operations_in(steps, tuning=True) if role_of(step) == "unknown"), None)
 
 
 def _hooks(tuning: Tuning) -> list[Finding]:

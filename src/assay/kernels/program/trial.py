@@ -32,11 +32,17 @@ from assay.kernels.program.judging.arithmetic import arithmetic_share
 from assay.kernels.program.judging.judge import judge
 from assay.kernels.program.judging.outcome import Attempt, End, Outcome, first_refused
 from assay.kernels.program.limits import Limits as ProgramLimits
-from assay.kernels.program.operations import reference_arithmetic
+from assay.kernels.program.operations import base_name, reference_arithmetic
 from assay.sandbox.base import JobResult, Limits, Sandbox
 
 LOOP_CHARACTERS = 1 << 12
 """Larger programs are read and judged in a thread. To wake one for a small program takes as long as to read it."""
+
+
+_NOT_RUN = (
+    "the constructor (or the module) uses PyTorch's {}, which no replay runs. Compute "
+    "it by others: pointwise ones, sums, products, sorts, indexing"
+)
 
 
 async def record(
@@ -81,6 +87,9 @@ def _attempt(
     )
     if (first := first_refused(findings)) is not None:
         return Outcome("cheat", first.message, first.line, findings, "rules", cpu_s=cpu_s, examined=examined)
+    if (operation := rules.not_run(found.program)) is not None:
+        said = _NOT_RUN.format(base_name(operation))
+        return Outcome("unsupported", said, operation.line, findings, "rules", cpu_s=cpu_s, examined=examined)
     share = arithmetic_share(found.program, reference)
     return Attempt(found.program, found.text, findings, share, cpu_s, examined)
 

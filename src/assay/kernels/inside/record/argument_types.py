@@ -25,7 +25,7 @@ from assay.kernels.inside.record.host.addresses import Address
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
 from assay.kernels.inside.tensors import hidden, hidden_by_class
 from assay.kernels.language.vocabulary import names_constexpr, type_named
-from assay.kernels.program.limits import option_fault
+from assay.kernels.program.limits import GRID, option_fault
 from assay.types import Json
 
 _EXACT = (bool, int, float, str)
@@ -292,4 +292,6 @@ def extents_of(name: str, grid: Any) -> list[int]:
     extents = [operator.index(extent) for extent in extents]
     if min(extents) < 0:
         raise ValueError(f"the grid of {name}() has a negative extent: {tuple(extents)}")
+    if any(extent > most for extent, most in zip(extents, GRID, strict=False)):
+        raise ValueError(f"the grid of {name}() is {tuple(extents)}, and no GPU takes more than {GRID}")
     return extents
