@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from assay.errors import ConfigError
 
@@ -14,6 +14,11 @@ Policy = Literal["strict", "partial"]
 """Whether kernels must do all of the work, or may leave a part of it to PyTorch."""
 TimedAgainst = Literal["eager", "compile", "graph"]
 """The reference as PyTorch runs it, under `torch.compile`, or its launches replayed as a CUDA graph."""
+
+Manner = Literal["scaled", "larger", "within"]
+"""How weights are moved of which a reference takes no others (`inside.problem.weights.move_in_manner`)."""
+MANNERS: tuple[Manner, ...] = get_args(Manner)
+"""In the order in which they are tried."""
 
 SHARED_LIMITS = {
     "sm_80": 166_912,

@@ -37,13 +37,15 @@ from assay.kernels.text.job import examined, of_text, unread
 from assay.kernels.timing.jobs import HARNESS as TIMED
 from assay.kernels.timing.jobs import Form
 from assay.kernels.timing.stage import Turns, stopwatch_for, timed, timed_problem
-from assay.kernels.verdicts import Verdict
+from assay.kernels.verdicts import Verdict, VerdictKind
 from assay.sandbox.base import JobResult, Sandbox
 from assay.sandbox.local import LocalSandbox
 from assay.sandbox.lockstep import RunsGroups
 
 log = logging.getLogger(__name__)
 
+_OF_PROBLEMS = ("weights", "noise")
+"""Failures of a reference that say of a problem that nothing can be graded by it."""
 MODULE: Form = "module"
 PROGRAM: Form = "program"
 
@@ -154,7 +156,8 @@ class Grader:
         except Closed:
             return _closed(problem)
         except ReferenceModelError as error:
-            return Verdict("infra_error", "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
+            kind: VerdictKind = "unsupported" if error.kind in _OF_PROBLEMS else "infra_error"
+            return Verdict(kind, "problem", f"no inputs could be drawn: {error}", problem=problem.hash)
         except AssayError:
             raise
         except Exception as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from assay.kernels.inside.problem.weights import move, move_within
+from assay.kernels.base import Manner
+from assay.kernels.inside.problem.weights import move, move_in_manner
 
 INFINITE = float("-inf")
 
@@ -26,7 +27,7 @@ def test_weights_stay_between_their_elements(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     weight = torch.rand(shape)
     moved = weight.clone()
-    move_within(moved)
+    move_in_manner(moved, "within")
     assert (moved != weight).float().mean() > 0.8 or weight.numel() == 2
     assert weight.min() <= moved.min() and moved.max() <= weight.max()
 
@@ -35,7 +36,7 @@ def test_constant_weights_come_closer_to_zero() -> None:
     torch.manual_seed(0)
     for value in (1.0, -1.0):
         moved = torch.full((16,), value)
-        move_within(moved)
+        move_in_manner(moved, "within")
         assert ((moved / value > 0.7) & (moved / value < 1)).all()
 
 
@@ -43,8 +44,8 @@ def test_sorted_weights_stay_sorted_and_whole_ones_whole() -> None:
     torch.manual_seed(0)
     edges, places = torch.rand(16).sort().values, torch.randperm(16)
     moved, others = edges.clone(), places.clone()
-    move_within(moved)
-    move_within(others)
+    move_in_manner(moved, "within")
+    move_in_manner(others, "within")
     assert not torch.equal(moved, edges) and torch.equal(moved, moved.sort().values)
     assert not torch.equal(others, places) and torch.equal(others.sort().values, places.sort().values)
 
@@ -53,5 +54,24 @@ def test_both_parts_of_complex_weights_move_within() -> None:
     torch.manual_seed(0)
     weight = torch.randn(16, dtype=torch.complex64)
     moved = weight.clone()
-    move_within(moved)
+    move_in_manner(moved, "within")
     assert (moved.real != weight.real).any() and (moved.imag != weight.imag).any()
+
+
+@pytest.mark.parametrize("manner", ["scaled", "larger"])
+@pytest.mark.parametrize("growth", [0.0, 10.0])
+def test_factors_leave_signs_and_make_zeros_positive(manner: Manner, growth: float) -> None:
+    torch.manual_seed(0)
+    weight = torch.tensor([0.02, -0.5, 0.0, 3.0]).repeat(64)
+    moved = weight.clone()
+    move_in_manner(moved, manner, growth)
+    assert (moved != weight).all() and (moved[weight == 0] > 0).all()
+    factors = (moved / weight)[weight != 0]
+    assert factors.min() >= 0.5 and (factors.min() < 0.99) == (manner == "scaled")
+    assert factors.max() > 1.2 and (factors.max() > 2.0) == (growth > 0)
+
+
+def test_zeros_of_which_no_larger_ones_are_taken_move_below_zero() -> None:
+    moved = torch.zeros(16)
+    move_in_manner(moved, "within")
+    assert (moved < 0).all()

@@ -158,6 +158,12 @@ def test_ranges_of_random_numbers_are_no_sizes(rule: Rule) -> None:
     assert sizes_of(scaled).keys() == ({"columns"} if kept else {"columns", "low", "high", ""})
 
 
+def test_the_numbers_of_a_configuration_are_sizes_and_those_of_a_model_are_not() -> None:
+    code = RANGES.replace("LINE", "y").replace("INIT", "").replace("columns = 96", "class C:\n    columns: int = 96")
+    code = code.replace("columns))", "C.columns))").replace("Module):", "Module):\n    order = 512")
+    assert sizes_of(scale(problem(code), 32, rule="ranges")) == {"columns": 24}
+
+
 @pytest.mark.parametrize(("line", "init"), [("y + high", ""), ("y", "high")])
 def test_a_range_that_is_read_elsewhere_may_be_a_size(line: str, init: str) -> None:
     scaled = scale(problem(RANGES.replace("LINE", line).replace("INIT", init)), 32, rule="ranges")

@@ -105,6 +105,10 @@ BIAS_COPIED = f"{BIASED}\nself.register_buffer('kept', self.b.detach().clone())"
 BIASES = "return given[0] * torch.sqrt(-torch.log(self.w)) + self.b"
 BIASING = f"{DECAYING.replace('x * tl', 'tl.load(m_ptr + i, mask=inside) + x * tl')}"
 WITH_BIAS = BY.replace("given[0], self.NAME, given[0]", "given[0], self.w, self.NAME")
+ZEROS = "self.w = torch.nn.Parameter(torch.zeros(16, 16))"
+FEW = "self.w = torch.nn.Parameter(torch.full((16, 16), 0.02))"
+ROOTED = "return given[0] * 2 + torch.sqrt(self.w)"
+ROOTING = SCALED.replace("x * w", "x * 2 + tl.sqrt(w)")
 CAUSAL = "self.w = torch.nn.Parameter(torch.full((16, 16), float('-inf')).triu(1))"
 CAUSES = "return torch.exp(given[0] + self.w)"
 CAUSING = SCALED.replace("x * w", "tl.exp(x + w)")
@@ -169,6 +173,31 @@ CASES = {
     ),
     "a copy of weights beside those of which a logarithm is taken": (
         *(BIASED, BIASES, "torch.randn(16, 16)", BIASING, WITH_BIAS.replace("NAME", "kept"), "wrong", BIAS_COPIED),
+    ),
+    "zeros of which a root is taken": (
+        *(ZEROS, ROOTED, "torch.randn(16, 16)", ROOTING, BY.replace("NAME", "w"), "ok"),
+    ),
+    "zeros of which a root is taken, left out": (
+        *(
+            ZEROS,
+            ROOTED,
+            "torch.randn(16, 16)",
+            ROOTING.replace("tl.sqrt(w)", "0 * w"),
+            BY.replace("NAME", "w"),
+            "wrong",
+        ),
+    ),
+    "zeros in a buffer of which a root is taken, left out": (
+        *(ZEROS.replace("w = torch.nn.Parameter", "register_buffer").replace("(torch", "('w', torch"), ROOTED),
+        *("torch.randn(16, 16)", ROOTING.replace("tl.sqrt(w)", "0 * w"), BY.replace("NAME", "w"), "wrong"),
+    ),
+    "logarithms that end where the weights start": (
+        *(FEW, "return given[0] * 2 + torch.log(self.w)", "torch.randn(16, 16)"),
+        *(ROOTING.replace("tl.sqrt(w)", "tl.log(tl.minimum(w, 0.02))"), BY.replace("NAME", "w"), "wrong"),
+    ),
+    "ones of which no smaller ones are taken": (
+        *(FEW.replace("0.02", "1.0"), "return given[0] * 2 + torch.sqrt(self.w * self.w - 1)", "torch.randn(16, 16)"),
+        *(ROOTING.replace("sqrt(w)", "sqrt(w * w - 1)"), BY.replace("NAME", "w"), "ok"),
     ),
     "a mask among the weights": (CAUSAL, CAUSES, "torch.randn(16, 16)", CAUSING, BY.replace("NAME", "w"), "ok"),
     "a triangle for a mask among the weights": (

@@ -15,13 +15,14 @@ import json
 import linecache
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from assay.kernels.arrays import HostTensor, Layout, Value, host_tensors
+from assay.kernels.base import Manner
 from assay.kernels.frames import Frame, entry_of
 from assay.kernels.inside.construction import ConstructionTrace
 from assay.kernels.inside.problem.cases import Families, Tried, add_case, evaluated
@@ -37,7 +38,7 @@ from assay.kernels.inside.problem.values import (
     to_arguments,
     to_value,
 )
-from assay.kernels.inside.problem.weights import constant_buffers, growth_of, movable_buffers, move, move_within
+from assay.kernels.inside.problem.weights import constant_buffers, growth_of, movable_buffers, move, move_in_manner
 from assay.kernels.inside.record import light
 from assay.kernels.inside.tensors import digest, in_precision, meeting, structure_of, structure_text
 from assay.kernels.inside.work import WorkTrace
@@ -88,28 +89,28 @@ class Reference:
         return model, trace
 
     def model(
-        self, seed: int, perturb: str, only: Collection[str] = (), within: Collection[str] = ()
+        self, seed: int, perturb: str, only: Collection[str] = (), manners: Mapping[str, Manner] | None = None
     ) -> torch.nn.Module:
         """The model with weights from a seed, rounded to the working precision.
 
         `perturb` is `none`; `all`, which moves weights at random; `far`, which moves them further; or `grown`, the same
         with their signs.
-        `only`: the parameters and buffers that are moved; empty for all parameters. `within`: those that are moved to
-        between elements of theirs alone.
+        `only`: the parameters and buffers that are moved; empty for all parameters. `manners`: how those are moved of
+        which the reference takes no others.
         """
         model, trace = self.built(seed)
         self.init_work, self.draws = trace.amount, list(trace.draws)
         if perturb != "none":
             growth = growth_of(model) if perturb in ("far", "grown") else 0.0
             with torch.no_grad():
-                for name, weight in model.named_parameters():
-                    if name in within and (not only or name in only):
-                        move_within(weight)
-                    elif not only or name in only:
-                        move(weight, growth, turned=perturb == "far")
-                for name, buffer in movable_buffers(model).items():
-                    if name in only:
-                        (move_within if name in within else move)(buffer)
+                moved = {name: weight for name, weight in model.named_parameters() if not only or name in only}
+                buffers = {name: buffer for name, buffer in movable_buffers(model).items() if name in only}
+                for name, weight in (moved | buffers).items():
+                    further = growth if name in moved else 0.0
+                    if manners and name in manners:
+                        move_in_manner(weight, manners[name], further)
+                    else:
+                        move(weight, further, turned=perturb == "far")
         return in_precision(model, self.precision, self.device)
 
     def inputs(self, seed: int) -> tuple[Value, ...]:
@@ -241,9 +242,9 @@ def evaluate(request: Json) -> Frame:
     reference = Reference(request["code"], request["device"], request["precision"])
     seed = request["weight_seed"]
     perturb = request["perturb"]
-    model = reference.model(seed, perturb, request["only"], request["within"])
+    model = reference.model(seed, perturb, request["only"], request["manners"])
     if perturb == "far" and not _takes(reference, model, request):
-        model = reference.model(seed, "grown", request["only"], request["within"])
+        model = reference.model(seed, "grown", request["only"], request["manners"])
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
     weights = list(model.named_parameters())

@@ -52,7 +52,7 @@ get_init_inputs = lambda: [3, 2]
         "screen": True,
         "perturb": "none",
         "only": [],
-        "within": [],
+        "manners": {},
         "state": True,
         "max_output": None,
         "number_seed": 0,

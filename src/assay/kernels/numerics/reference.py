@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from assay.errors import ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
-from assay.kernels.base import Precision
+from assay.kernels.base import Manner, Precision
 from assay.kernels.frames import Frame
 from assay.kernels.numerics.conversation import Conversation
 from assay.kernels.numerics.families import FAMILIES, Family
@@ -154,7 +154,7 @@ class ReferenceProcess:
         for_screening: bool = False,
         perturb_weights: Perturbation = "none",
         only: Sequence[str] = (),
-        within: Sequence[str] = (),
+        manners: Mapping[str, Manner] | None = None,
         with_state: bool = False,
         max_output: int | None = None,
         number_seed: int | None = None,
@@ -172,7 +172,7 @@ class ReferenceProcess:
             perturb_weights: Whether to move weights at random: `none`, `all`, or `far`, which moves them further. A
                 candidate has to be given them by name.
             only: The parameters and constant buffers that are moved; empty for all parameters.
-            within: Those that are moved to between elements of theirs alone, since the reference takes no others.
+            manners: How those are moved of which the reference takes no others (`weights.move_in_manner`).
             with_state: Whether to hand back weights and buffers.
             max_output: Give up (`too_large`) when the outputs of one call have more elements than this together.
             number_seed: Seed of the draw that arguments come from which are no tensors; by default `input_seed`.
@@ -193,7 +193,7 @@ class ReferenceProcess:
             "screen": for_screening,
             "perturb": perturb_weights,
             "only": list(only),
-            "within": list(within),
+            "manners": dict(manners or {}),
             "state": with_state,
             "max_output": max_output,
             "number_seed": input_seed if number_seed is None else number_seed,

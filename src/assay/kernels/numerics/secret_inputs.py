@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from assay.errors import ReferenceModelError
 from assay.kernels.arrays import HostTensor, Value
-from assay.kernels.base import Precision
+from assay.kernels.base import MANNERS, Manner, Precision
 from assay.kernels.numerics.families import FAMILIES, Family
 from assay.kernels.numerics.held_inputs import Form, forms_of
 from assay.kernels.numerics.rearranged import only_moves
@@ -238,11 +238,11 @@ class InputBank:
         """Cases under other values of the named weights, and those values; none where there are no such weights, or
         where they could not tell right from wrong, or have another form than `form`.
 
-        Weights that the reference takes no such values of (a logarithm wants positive ones) are moved to between
-        elements of theirs.
+        Weights that the reference takes no such values of (a logarithm wants positive ones) are moved in the first of
+        `MANNERS` in which it takes them.
         """
 
-        def attempt(only: Sequence[str], within: Sequence[str]) -> tuple[tuple[Case, ...], dict[str, HostTensor]]:
+        def attempt(only: Sequence[str], manners: Manners) -> tuple[tuple[Case, ...], dict[str, HostTensor]]:
             other = self._process.evaluate(
                 self.scaled.code,
                 input_seed=input_seed + len(FAMILIES),
@@ -252,29 +252,37 @@ class InputBank:
                 number_seed=input_seed,
                 perturb_weights=which,
                 only=only,
-                within=within,
+                manners=manners,
                 with_state=True,
                 owner=self.scaled.problem.hash,
             )
             cases = tuple(case for case in other.cases if usable(case) and (form is None or _has_form(case, form)))
             return cases, {name: other.state[name] for name in names} if cases else {}
 
-        def bounded(among: Sequence[str]) -> list[str]:
-            if attempt(among, ())[0]:
+        def refused(among: Sequence[str], manners: Manners) -> list[str]:
+            """Those that the reference does not take, each moved by itself."""
+            if len(names) > _MOST_BOUNDED or attempt(among, manners)[0]:
                 return []
             half = len(among) // 2
-            return [*bounded(among[:half]), *bounded(among[half:])] if half else list(among)
+            return [*refused(among[:half], manners), *refused(among[half:], manners)] if half else list(among)
 
         if not names:
             return (), {}
-        found = attempt(only, ())
-        if not found[0] and (within := bounded(names) if len(names) <= _MOST_BOUNDED else names):
-            found = attempt(only, within)
-        return found if found[0] else attempt(only, names)
+        found, left, manners = attempt(only, {}), list(names), dict[str, Manner]()
+        for manner in MANNERS:
+            if found[0] or not (left := refused(left, manners)):
+                break
+            manners |= dict.fromkeys(left, manner)
+            found = attempt(only, manners)
+        for manner in MANNERS:  # where they break it together, or there are many of them
+            found = found if found[0] else attempt(only, dict.fromkeys(names, manner))
+        return found
 
 
+Manners = Mapping[str, Manner]
+"""Name of a weight -> how it is moved."""
 _MOST_BOUNDED = 64
-"""Of more weights than these those are not looked for that have a domain: all are moved between their elements."""
+"""Of more weights than these those are not looked for that have a domain: all are moved in one manner."""
 _UNMOVED = (
     "the reference gives nothing but rounding error or values that are not finite once its weights have other values, "
     "so that a kernel that keeps those of the start would pass. Let it take weights as training changes them, or "

@@ -59,8 +59,8 @@ def alike(integers: Iterable[Integer]) -> dict[Integer, Group]:
 
 
 def integers_of(tree: ast.Module) -> Iterator[Integer]:
-    """Those assigned at module level and those inside `get_inputs` and `get_init_inputs`, in their order. A product or
-    power of integers counts as one."""
+    """Those assigned at module level, in classes that only hold numbers, and those inside `get_inputs` and
+    `get_init_inputs`, in their order. A product or power of integers counts as one."""
     bounds = _bounds(tree)
     for each in _found(tree):
         yield replace(each, bounds=each.start_of in bounds)
@@ -111,6 +111,17 @@ def _found(tree: ast.Module) -> Iterator[Integer]:
                 yield from _of_statement(inner, statement.name)
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
             yield from _of_statement(statement, "module")
+        elif isinstance(statement, ast.ClassDef) and not _computes(statement):
+            for inner in statement.body:
+                if isinstance(inner, ast.Assign | ast.AnnAssign):
+                    yield from _of_statement(inner, "module")
+
+
+def _computes(kind: ast.ClassDef) -> bool:
+    """Whether a class may be a model or a part of one, and not the numbers of a configuration."""
+    named = [base.attr if isinstance(base, ast.Attribute) else _name(base) for base in kind.bases]
+    methods = {each.name for each in kind.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return not set(named) <= {"object", "NamedTuple"} or bool(methods - {"__init__", "__post_init__"})
 
 
 def _of_statement(statement: ast.stmt, place: str) -> Iterator[Integer]:

@@ -1,11 +1,11 @@
 """Smaller sizes for small machines: the integers of a problem's module, halved until they are at most a cap.
 
-Touched are the integers assigned at module level and those inside `get_inputs` and `get_init_inputs`; never the model
-itself. A product or power of integers counts as one integer. Integers of a name with `batch` in it have a lower cap of
-their own (rule `capped`), unless that breaks a problem whose sizes must agree (`uniform`: one cap for all) or whose
-sizes must keep their ratios (`proportional`: one divisor for all). Integers that bound random whole numbers stay as
-they are (`ranges`), unless they are sizes as well (of a table whose rows are asked for). What was changed is data
-(`Scaling`), so that a verdict can say which problem was really solved.
+Touched are the integers assigned at module level, or in a class that only holds numbers, and those inside `get_inputs`
+and `get_init_inputs`; never the model itself. A product or power of integers counts as one integer. Integers of a name
+with `batch` in it have a lower cap of their own (rule `capped`), unless that breaks a problem whose sizes must agree
+(`uniform`: one cap for all) or whose sizes must keep their ratios (`proportional`: one divisor for all). Integers that
+bound random whole numbers stay as they are (`ranges`), unless they are sizes as well (of a table whose rows are asked
+for). What was changed is data (`Scaling`), so that a verdict can say which problem was really solved.
 """
 
 from __future__ import annotations

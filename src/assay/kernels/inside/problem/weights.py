@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from assay.kernels.base import Manner
+
 FLIPPED, GROWN = 0.25, 0.125
 """Share of elements that change their sign, and of those that grow, where weights are moved far."""
 GROWTH, GROWTH_OF_MATRICES = 10.0, 2.0
 """By how much they grow; less where a model has matrices, whose products would leave what training leads to, but for
 single numbers (a temperature)."""
+
+SPREAD = 0.25
+"""How far zeros are moved by those that move elements by factors, at most."""
+FACTOR = 2.0
+"""The largest of those factors."""
 
 
 def is_constant(weight: torch.Tensor) -> bool:
@@ -63,31 +70,55 @@ def move(weight: torch.Tensor, growth: float = 0.0, turned: bool = True) -> None
     if growth:
         if turned:
             weight.mul_(torch.where(torch.rand_like(weight) < FLIPPED, -1.0, 1.0).to(weight.dtype))
-        grown = torch.rand_like(weight) < GROWN
-        if grown.numel():
-            grown.view(-1)[int(torch.randint(grown.numel(), ()))] = True
-        weight.mul_(torch.where(grown, growth, 1.0).to(weight.dtype))
+        weight.mul_(_growths(weight, growth))
     if order:
         weight.copy_(weight.sort(descending=order < 0).values)
 
 
-def move_within(weight: torch.Tensor) -> None:
-    """Move every element at random, in place, to between two elements of the same weight; those of a weight that is
-    constant closer to zero. A weight whose domain ends (probabilities, of which a logarithm is taken) stays in it."""
+def move_in_manner(weight: torch.Tensor, manner: Manner, growth: float = 0.0) -> None:
+    """Move every element of a weight whose domain ends (a scale, of which a root is taken), at random and in place.
+
+    `scaled`: by factors, so that signs stay; zeros become positive. `larger`: the same, by factors from 1 on. `within`:
+    to between two elements of the same weight; where all are one number closer to zero, or below it. With a `growth`
+    some, one at least, become so much larger as well, but for those that stay `within`.
+    """
     if not is_fraction(weight):
         _move_whole(weight)
         return
     weight = torch.view_as_real(weight) if weight.is_complex() else weight
     finite = weight.isfinite()
     part = weight[finite]
-    if is_constant(part):
-        weight[finite] = part * (1 - 0.25 * torch.rand_like(part))
-        return
     order = _order_of(weight)
-    one, other = (part[torch.randperm(part.numel(), device=part.device)] for _ in range(2))
-    weight[finite] = torch.lerp(one, other, torch.rand_like(part))
+    moved = _within(part) if manner == "within" else _by_factors(part, manner, growth)
+    weight[finite] = moved
     if order:
         weight.copy_(weight.sort(descending=order < 0).values)
+
+
+def _within(part: torch.Tensor) -> torch.Tensor:
+    if is_constant(part):
+        return torch.where(part == 0, -SPREAD * _above_zero(part), part * (1 - 0.25 * _above_zero(part)))
+    one, other = (part[torch.randperm(part.numel(), device=part.device)] for _ in range(2))
+    return torch.lerp(one, other, torch.rand_like(part))
+
+
+def _by_factors(part: torch.Tensor, manner: Manner, growth: float) -> torch.Tensor:
+    exponents = _above_zero(part) if manner == "larger" else 2 * _above_zero(part) - 1
+    moved = torch.where(part == 0, SPREAD * _above_zero(part), part * FACTOR**exponents)
+    return moved * _growths(moved, growth) if growth else moved
+
+
+def _above_zero(like: torch.Tensor) -> torch.Tensor:
+    """Random numbers above 0 and up to 1."""
+    return 1 - torch.rand_like(like)
+
+
+def _growths(weight: torch.Tensor, growth: float) -> torch.Tensor:
+    """Factors of which some, one at least, are `growth`, and the others 1."""
+    grown = torch.rand_like(weight) < GROWN
+    if grown.numel():
+        grown.view(-1)[int(torch.randint(grown.numel(), ()))] = True
+    return torch.where(grown, growth, 1.0).to(weight.dtype)
 
 
 def _move_whole(weight: torch.Tensor) -> None:
