@@ -968,5 +968,5 @@ def test_beside_roots_of_lgamma_its_terms_lose_last_bits() -> None:
 @pytest.mark.parametrize("name", ["nearly a sum", "nearly a scan"])
 def test_a_function_of_its_own_is_off_by_what_a_tree_makes(name: str) -> None:
     found, limits = numbers_and_bounds(name)
-    assert found[-1] > 32.14 and limits[-1] > 0.06, (found[-1], limits[-1])
+    assert found[-1] < 32.1 and found[-1] + limits[-1] > 32.14, "a row makes more of it than pairs do"
     assert of_gpus()[name]["moved"] > 0 and not of_gpus()[name]["beyond"]

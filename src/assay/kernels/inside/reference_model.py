@@ -175,7 +175,7 @@ class Reference:
     def carries(self, model: torch.nn.Module, calls: Sequence[Tried], seed: int) -> bool:
         """Whether outputs depend on what earlier calls left in the model. `calls`: some that are made in a row, each
         with what it gives alone."""
-        row, name = copy.deepcopy(model), str(self.precision).removeprefix("torch.")
+        row, name = _copied(model), str(self.precision).removeprefix("torch.")
         made = ((call, self._call(row, call.inputs, self.precision, seed)) for call in calls)
         return any(not call.gives(flat_outputs(output), name) for call, output in made)
 
@@ -190,7 +190,7 @@ class Reference:
         return [name for name in names if len(names) == 1 or self._changes(model, [name], inputs, seed)]
 
     def _changes(self, model: torch.nn.Module, names: Sequence[str], inputs: Sequence[Value], seed: int) -> bool:
-        other = copy.deepcopy(model)
+        other = _copied(model)
         own = movable_buffers(other)
         with torch.no_grad():
             for name in names:
@@ -206,7 +206,7 @@ class Reference:
         seed: int,
         trace: contextlib.AbstractContextManager[object] | None = None,
     ) -> Any:
-        return self._call(in_precision(copy.deepcopy(model), dtype, self.device), inputs, dtype, seed, trace)
+        return self._call(in_precision(_copied(model), dtype, self.device), inputs, dtype, seed, trace)
 
     def _call(
         self,
@@ -232,6 +232,13 @@ class Reference:
             torch.set_default_dtype(before)
 
 
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a model. PyTorch copies no tensor that was computed of parameters, as some layers keep (the older
+    `nn.utils.weight_norm`); a model that computes it anew in each call is as well off with its value."""
+    kept = [each for part in model.modules() for each in vars(part).values() if isinstance(each, torch.Tensor)]
+    return copy.deepcopy(model, {id(each): each.detach().clone() for each in kept if not each.is_leaf})
+
+
 class ChangingOutputError(Exception):
     """A constant in the output is another one on other inputs. No family of inputs is to blame for it."""
 
@@ -250,6 +257,10 @@ def evaluate(request: Json) -> Frame:
     weights = list(model.named_parameters())
     frame.header["init_work"], frame.header["draws"] = reference.init_work, reference.draws
     frame.header["weights"] = [[name, list(weight.shape)] for name, weight in weights]
+    frame.header["fixed"] = [
+        *model.state_dict().keys() - dict(weights),
+        *(n for n, w in weights if not w.requires_grad),
+    ]
     frame.header["initial"] = [digest(weight) for _, weight in weights]
     tried = Families(frame, reference, model, request).add()
     if tried:

@@ -87,6 +87,8 @@ class ReferenceResult:
     """The model's weights and buffers by name, where they were asked for."""
     initial: tuple[str, ...] = ()
     """A digest of each parameter (`inside.tensors.digest`)."""
+    fixed: tuple[str, ...] = ()
+    """Names of the buffers of its state, and of the parameters that ask for no gradient."""
     structure: Json = None
     """How the tensors lie in its output (`inside.tensors.structure_of`)."""
     meeting: frozenset[tuple[int, int]] = frozenset()
@@ -282,6 +284,7 @@ def _result(frame: Frame, precision: Precision, seconds: float) -> ReferenceResu
         needed=tuple(header.get("needed", ())),
         carries=header.get("carries") is True,
         initial=tuple(header["initial"]),
+        fixed=tuple(map(str, header["fixed"])),
         structure=header.get("structure"),
         meeting=frozenset((int(one), int(other)) for one, other in header.get("meeting", ())),
         precision=precision,

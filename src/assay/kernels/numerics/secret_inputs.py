@@ -71,6 +71,8 @@ class InputSet:
     """The distributions that the reference's constructor draws from."""
     meeting: frozenset[tuple[int, int]] = frozenset()
     """The pairs of tensors in the reference's output that lie in the same memory (`arrays.meetings`)."""
+    fixed: tuple[str, ...] = ()
+    """Names of what no optimizer changes of the reference."""
     rearranged: bool = False
     """Whether its outputs are elements of the inputs at fixed places, and constants (`rearranged.only_moves`)."""
 
@@ -211,6 +213,7 @@ class InputBank:
             result.init_work,
             result.draws,
             result.meeting,
+            result.fixed,
             only_moves(cases),
         )
 

@@ -166,6 +166,8 @@ def record_job(
     header |= {"precision": precision, "program_bytes": room, "text_checks": text_checks, "reads": reads}
     if isinstance(draw, InputSet) and draw.after:
         header["changed"] = [place for place, *_ in draw.after]
+    if isinstance(draw, InputSet) and draw.fixed:
+        header["fixed"] = list(draw.fixed)
     if isinstance(draw, InputSet) and len(json.dumps(draw.structure)) <= _MOST_STRUCTURE:
         header["structure"] = draw.structure
     return Job(code, RECORD, (Round((), (room,)),), header, limits)

@@ -178,7 +178,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             operators.draws.of_weights = False
             lists.check("the constructor")
             _check_dtype()
-            models.check(model)
+            models.check(model, header.get("fixed", ()))
             tape.doing = "moving ModelNew to the GPU"
             model = _moved(model, header["precision"])
         params = models.named_parameters(model)
@@ -216,7 +216,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         capture.best = 0
         called_back = capture.called_back(lambda: _call(caller, again, tape, header))
         tape.ask_allocators()
-    models.check(model)
+    models.check(model, header.get("fixed", ()))
     process.check()
     if tape.outside:
         raise NotRecordableError(

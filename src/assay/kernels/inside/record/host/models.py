@@ -60,8 +60,16 @@ def hold() -> None:
     copies.hold()
 
 
-def check(model: Any) -> None:
-    """Raises NotRecordableError where a model, or a part of it, does not leave to PyTorch what its parameters are."""
+def check(model: Any, fixed: Collection[str] = ()) -> None:
+    """Raises NotRecordableError where a model, or a part of it, does not leave to PyTorch what its parameters are.
+
+    `fixed`: names of what no optimizer changes of the reference.
+    """
+    if name := next((name for name, each in named_parameters(model) if name in fixed and _is_trained(each)), ""):
+        raise NotRecordableError(
+            f"optimizers change the parameter {name:.80}, and of the reference they do not: use register_buffer, or "
+            "requires_grad=False"
+        )
     for part in _parts(model):
         own, kind = _attributes_of(part), f"{type(part).__name__:.80}"
         if type(type(part)) not in (type, ABCMeta):
@@ -133,6 +141,21 @@ def _plain(tensor: Any, name: str) -> Any:
     return vars(torch._C.TensorBase)[name].__get__(tensor)
 
 
+def _is_trained(parameter: Any) -> bool:
+    return bool(_plain(parameter, "requires_grad"))
+
+
+def _overlaps(tensor: Any) -> bool:
+    """Whether two elements may be in one place; each step of a tensor that has none goes beyond all smaller ones."""
+    extents = zip(_plain(tensor, "shape"), torch._C.TensorBase.stride(tensor), strict=True)
+    reached = 0
+    for step, size in sorted((step, size) for size, step in extents if size > 1):
+        if step <= reached:
+            return True
+        reached += step * (size - 1)
+    return False
+
+
 def _check_tensor(tensor: Any, where: str) -> None:
     """Raises NotRecordableError for a parameter or buffer that answers otherwise than a tensor of PyTorch's."""
     if tensor is None:
@@ -145,6 +168,11 @@ def _check_tensor(tensor: Any, where: str) -> None:
         raise NotRecordableError(
             f"a {kind.__name__:.80} {where} was made under torch.inference_mode(): no optimizer and no load_state_dict "
             "can change it. Make parameters and buffers outside of it"
+        )
+    if _overlaps(tensor):
+        raise NotRecordableError(
+            f"a {kind.__name__:.80} {where} has several elements in one place (as after expand): no optimizer and no "
+            "load_state_dict can change them. Give it memory of its own, as by contiguous()"
         )
     if any(_plain(tensor, name) for name in _TRAINED) or _plain(tensor, "grad") is not None:
         raise NotRecordableError(

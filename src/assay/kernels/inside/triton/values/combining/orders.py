@@ -17,9 +17,13 @@ _ORDERS, _ELEMENTS = 8, 1 << 18
 """Orders of a GPU that are taken of large reductions, and elements in all orders up to which more are."""
 _SHARES = 2
 """Of lanes and warps along an axis that are taken of all that there could be."""
+_WAYS = 3
+"""Likely numbers of elements of a thread that one scan is made with."""
 _FEW = 1 << 12
 """Elements up to which more orders are taken that no GPU need have."""
 _BACKWARDS = "backwards"
+_OWN_BITS = 5
+"""Of a thread's own elements more than these make no other error in a row than so many of them do."""
 _LANE_BITS = 5
 _WARP = 1 << _LANE_BITS
 """Lanes that a GPU combines in a tree before it goes on with other ones."""
@@ -30,7 +34,7 @@ def reduced(combine: Combine, parts: Parts, chance: np.random.Generator) -> list
     some other order, and all at random; of few elements, also backwards. Where elements are combined one by
     one, in two of these."""
     bits = parts[0].shape[-1].bit_length() - 1
-    own = int(chance.integers(bits + 1))
+    own = int(chance.integers(min(bits, _OWN_BITS) + 1))
     some: list[Any] = [range(bits), _of_threads(bits, own, chance), chance.permutation(bits), None]
     if parts[0].size <= _FEW:
         some += [_BACKWARDS, None, None, None]
@@ -122,13 +126,13 @@ def in_pairs(combine: Combine, parts: Parts) -> Parts:
 
 
 def scanned(combine: Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
-    """Results in several ways: pairs first, and as threads do, with all likely numbers of elements and some of lanes.
+    """Results in several ways: pairs first, and as threads do, with some likely numbers of elements and some of lanes.
     Where elements are combined one by one, in one of these."""
     most = parts[0].shape[-1].bit_length()
     if combine.one_by_one:
         return [_by_threads(combine, parts, 1 << int(chance.integers(most)), _WARP)]
-    ways = [(1 << own, _WARP) for own in range(min(most, _LANE_BITS + 1))]
-    ways.append((1 << int(chance.integers(most)), 1 << int(chance.integers(most))))
+    ways = [(1 << int(own), _WARP) for own in chance.permutation(min(most, _LANE_BITS + 1))[:_WAYS]]
+    ways.append((1 << int(chance.integers(min(most, _OWN_BITS + 1))), 1 << int(chance.integers(most))))
     return [by_pairs(combine, parts), *(_by_threads(combine, parts, *both) for both in ways)]
 
 

@@ -1,7 +1,7 @@
-"""Reductions and scans with functions of the kernel's own: a GPU combines as its threads do, the interpreter in a row.
+"""Reductions and scans with functions of the kernel's own: a GPU combines as its threads do, the interpreter in pairs.
 
 A reduction takes elements in an order of the GPU's, and lanes do not agree on which of two comes first: its function
-must be commutative. What a row and some such ways make has to be nearly alike; by as much as they are apart a GPU may
+must be commutative. What pairs and some such ways make has to be nearly alike; by as much as they are apart a GPU may
 be off.
 
 A function could tell how something was made, and forget it before the end. So each part of the whole is made in two
@@ -35,8 +35,10 @@ from assay.kernels.inside.triton.ledger import WrongValueError, current, refuse
 from assay.kernels.inside.triton.values import bfloat16
 from assay.kernels.inside.triton.values.combining.far_orders import ROUNDINGS, in_far_orders
 from assay.kernels.inside.triton.values.combining.functions import RELATIVE, Bounded, Combine, Parts, as_float64
-from assay.kernels.inside.triton.values.combining.orders import reduced, scanned
+from assay.kernels.inside.triton.values.combining.orders import by_pairs, in_pairs, reduced, scanned
 
+_SAMPLE = 4
+"""Pairs of elements by which a function is held against itself."""
 _ABSOLUTE = 1e-3
 """How far two associations may be apart, as a part of the largest result."""
 
@@ -46,10 +48,10 @@ def install() -> None:
     reduce_, scan = engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan
 
     def generic_reduce(self: Any, values: Any) -> Any:
-        return _in_trees(self, values, reduce_(self, values), "tl.reduce", reduced)
+        return _in_trees(self, values, reduce_, "tl.reduce", reduced)
 
     def generic_scan(self: Any, values: Any) -> Any:
-        return _in_trees(self, values, scan(self, values), "tl.associative_scan", scanned)
+        return _in_trees(self, values, scan, "tl.associative_scan", scanned)
 
     engine.ReduceOps.generic_reduce, engine.ScanOps.generic_scan = generic_reduce, generic_scan
     engine.ReduceOps.unravel = _unravel
@@ -63,19 +65,25 @@ def _unravel(self: Any, values: Sequence[Any], axis: int | None) -> tuple[tuple[
     return tuple(self.to_tensor(each.handle.data.ravel(), each.dtype) for each in values), 0
 
 
-def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made: Callable[..., list[Parts]]) -> Any:
-    """What was made in a row, which what trees make must be like."""
+def _in_trees(
+    operation: Any, values: Sequence[Any], in_a_row: Callable[..., Any], name: str, made: Callable[..., list[Parts]]
+) -> Any:
+    """What is made of pairs, or in a row where a function takes no blocks; what the trees of a GPU make must be like
+    it."""
     ledger = current()
-    arithmetic, chance = ledger.arithmetic, ledger.chance()
+    before, chance = ledger.arithmetic, ledger.chance()
     kinds = [part.dtype.scalar for part in values]
     combine = (Combine if ledger.bounds is None else Bounded)(operation.combine_fn.fn, kinds)
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
     combine.any_order = parts[0].shape[-1] > 2
     given = parts if ledger.bounds is None else [*parts, *_limits(values, operation.axis)]
     try:
+        found = _in_pairs(operation, values, Combine(operation.combine_fn.fn, kinds), parts, scans=made is scanned)
+        arithmetic = before + _arithmetic(operation.combine_fn.fn, kinds, parts, chance, name)
         trees = made(combine, given, chance)
     except MeaningError:  # a branch: there are no blocks on a GPU, either
-        combine.one_by_one = True
+        combine.one_by_one, ledger.arithmetic = True, before
+        found, arithmetic = in_a_row(operation, values), ledger.arithmetic
         trees = made(combine, given, chance)
     far = in_far_orders(combine, operation.combine_fn.fn, parts, trees[0], chance, scans=made is scanned)
     ledger.arithmetic = arithmetic
@@ -93,6 +101,37 @@ def _in_trees(operation: Any, values: Sequence[Any], found: Any, name: str, made
         limit = np.where(far[place], UNKNOWN, limit)
         give(handle, _axis_back(orders + 2.0 * limit.reshape(rows[place].shape), handle.data.shape, axis))
     return found
+
+
+def _in_pairs(operation: Any, values: Sequence[Any], combine: Combine, parts: Parts, *, scans: bool) -> list[Any]:
+    """The results as the interpreter gives them, made of pairs of neighbours, pairs of these, and so on."""
+    axis, shape = operation.axis, values[0].handle.data.shape
+    if scans:
+        made = [np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in by_pairs(combine, parts)]
+    else:
+        made = in_pairs(combine, parts)
+        if operation.keep_dims:
+            made = [each.reshape((1,) * len(shape)) if axis is None else np.expand_dims(each, axis) for each in made]
+    return [operation.to_tensor(each, value.dtype) for each, value in zip(made, values, strict=True)]
+
+
+def _arithmetic(function: Callable[..., Any], kinds: Sequence[Any], parts: Parts, chance: Any, name: str) -> int:
+    """What it takes to combine all once, counted of a few elements, which must come to the same one by one: a GPU gives
+    a function no blocks."""
+    ledger, size = current(), parts[0].size
+    before, places = ledger.arithmetic, chance.integers(size, size=(2, _SAMPLE))
+    left, right = ([np.ravel(part)[some] for part in parts] for some in places)
+    at_once, one_by_one = (Combine(function, kinds) for _ in range(2))
+    one_by_one.one_by_one = True
+    found = at_once(left, right)
+    each: float = (ledger.arithmetic - before) / _SAMPLE
+    if not all(_same(*both) for both in zip(found, one_by_one(left, right), strict=True)):
+        refuse(WrongValueError(f"the combine function of a {name} makes something else of blocks than of elements"))
+    return int(each * (size - size // parts[0].shape[-1]))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
 def _in_any_order(limits: Any, operands: Any, results: Any, dtype: Any) -> Any:
