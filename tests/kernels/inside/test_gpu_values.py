@@ -776,7 +776,21 @@ KNOWN = {
 KNOWN = {f"known: {name}": found for name, found in KNOWN.items()}
 TWICE = {"the second of two products": case("a * a - a * a", "float32", single(1.3))}
 MANY = single(*(1.0 + 0.0731 * k for k in range(64)))
+MIXED = "p = a / 3.1\nq = {}\nfound = {}"
+MIXTURES = {
+    "a mixture of quotients": MIXED.format("a / 2.9", "p + (q - p) * 0.3"),
+    "a mixture from the other side": MIXED.format("a / 2.9", "(q - p) * 0.3 + p"),
+    "a mixture by a difference": MIXED.format("a / 2.9", "q - (q - p) * 0.7"),
+    "a mixture of what shares an error": MIXED.format("p + 0.25", "p + (q - p) * 0.3"),
+    "beyond both sides": MIXED.format("a / 2.9", "p + (q - p) * 1.7"),
+    "away from both sides": MIXED.format("a / 2.9", "p - (q - p) * 0.3"),
+}
+WELFORD = "def welford(m, n, k, l):\n    total = n + l\n    return m + (k - m) * (l / total), total"
 SOME = {
+    "a mean of means": case(
+        "found, n = tl.reduce((a, a * 0 + 1), 0, welford)", "float32", MANY, names={"welford": WELFORD}
+    ),
+    **{name: case(lines, "float32", MANY) for name, lines in MIXTURES.items()},
     "some quotients": case("a / 3.1", "float32", MANY),
     "ulps of erfc": case("libdevice.erfc(a)", "float32", MANY),
     "beside a root": case("libdevice.lgamma(a)", "float32", single(*(-2.4569 - 0.00001 * k for k in range(64)))),
@@ -938,6 +952,17 @@ def made_otherwise() -> dict[str, Any]:
 def test_what_the_compiler_makes_otherwise_has_a_bound_of_that_size(name: str) -> None:
     answer = made_otherwise()[name]
     assert isinstance(answer, list) and answer[1][0] >= MADE_OTHERWISE[name][1], answer
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_an_error_counts_once_in_a_mixture(name: str) -> None:
+    found = of_gpus()[name]
+    assert isinstance(found, dict) and found["moved"] > 0 and not found["beyond"], found
+    assert last_bits_of(name).min() >= 2 and (last_bits_of(name).max() < 9) == ("both sides" not in name)
+
+
+def test_means_of_means_are_off_by_little() -> None:
+    assert last_bits_of("a mean of means").max() < 100 and not of_gpus()["a mean of means"]["beyond"]
 
 
 def test_either_of_two_products_is_fused() -> None:

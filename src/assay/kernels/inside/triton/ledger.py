@@ -158,6 +158,8 @@ class Ledger:
         self.programs = 0
         self.arithmetic = 0
         """Operations that kernels did (`values.counting`)."""
+        self.combined: dict[object, tuple[int, float]] = {}
+        """By a function that combines elements: how often it did so in other orders too, and arithmetic for two."""
         self.max_programs = max_programs
         self.order, self.observer, self.schedule = order, observer, schedule
         self.bounds, self.secret = bounds, secret

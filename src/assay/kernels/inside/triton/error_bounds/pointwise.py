@@ -14,7 +14,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as engine
 
-from assay.kernels.inside.triton.error_bounds import sharing
+from assay.kernels.inside.triton.error_bounds import mixtures, sharing
 from assay.kernels.inside.triton.error_bounds.bounds import (
     JOINS,
     LARGEST,
@@ -64,6 +64,9 @@ def sum_of(found: Any, lhs: Any, rhs: Any, *, sign: float) -> Any:
     limits, shared = None, None
     if bound(lhs) is not None or bound(rhs) is not None:
         limits, shared = difference(lhs, rhs, sign)
+        if sign < 0:
+            mixtures.note_difference(found, lhs, rhs, limits)
+        limits = mixtures.of_mixture(limits, lhs, rhs, sign)
     if current().fuses:
         limits = total(limits, loss(lhs), loss(rhs))
         note_narrow_loss(found, (lhs, rhs))
@@ -113,11 +116,15 @@ def _rounding(found: Any, lhs: Any, rhs: Any) -> Any:
     if not current().any_order:
         return None
     values, sides = wide(found), (wide(lhs), wide(rhs))
-    whole = np.logical_and.reduce([np.rint(each) == each for each in np.broadcast_arrays(values, *sides)])
-    exact = (whole & (np.abs(values) <= 2.0 / epsilon(found.dtype))) | (sides[0] == 0) | (sides[1] == 0)
-    return np.where(
-        exact | ~np.isfinite(values), 0.0, last_bits(np.where(np.isfinite(values), values, 0.0), found.dtype) / 2.0
-    )
+    exact = (sides[0] == 0) | (sides[1] == 0)
+    whole = np.rint(values) == values
+    if whole.any():
+        whole = whole & (np.rint(sides[0]) == sides[0]) & (np.rint(sides[1]) == sides[1])
+        exact = exact | (whole & (np.abs(values) <= 2.0 / epsilon(found.dtype)))
+    finite = np.isfinite(values)
+    if not finite.all():
+        exact, values = exact | ~finite, np.where(finite, values, 0.0)
+    return np.where(exact, 0.0, last_bits(values, found.dtype) / 2.0)
 
 
 def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
@@ -134,6 +141,7 @@ def product_of(found: Any, lhs: Any, rhs: Any) -> Any:
         else:
             limits = rounded(found, limits, lambda: _settled_product(lhs, rhs))
         limits = _of_zeros(found, limits, (lhs, rhs))
+        mixtures.note_part(found, lhs, rhs)
     limits = total(limits, _rounding(found, lhs, rhs), _multiplied_on(found, lhs, rhs))
     if np.any(edge := _at_the_edge(found, np.multiply, lhs, rhs)):
         limits = np.where(edge, UNKNOWN, or_zero(limits))

@@ -174,6 +174,8 @@ def keep_origin(found: Any, operand: Any) -> None:
 def _keep_narrow(found: Any, operand: Any) -> None:
     """LLVM takes casts to a narrow type through choices, extremes, and changes of signs."""
     data, before = found.data, operand.data
+    if WAS not in operand.attr and NARROW not in operand.attr:
+        return
     if data.dtype != before.dtype or data.shape != before.shape or data.dtype.kind not in "fu":
         return
     alike = np.abs(wide(found)) == np.abs(wide(operand))

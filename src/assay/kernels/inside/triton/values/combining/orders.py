@@ -13,16 +13,16 @@ import numpy as np
 from assay.kernels.inside.triton.ledger import current
 from assay.kernels.inside.triton.values.combining.functions import Combine, Parts
 
-_ORDERS, _ELEMENTS = 8, 1 << 18
+_ORDERS, _ELEMENTS = 8, 1 << 14
 """Orders of a GPU that are taken of large reductions, and elements in all orders up to which more are."""
-_SHARES = 2
+_SHARES = 1
 """Of lanes and warps along an axis that are taken of all that there could be."""
 _WAYS = 3
 """Likely numbers of elements of a thread that one scan is made with."""
 _FEW = 1 << 12
 """Elements up to which more orders are taken that no GPU need have."""
 _BACKWARDS = "backwards"
-_OWN_BITS = 5
+_OWN_BITS = 4
 """Of a thread's own elements more than these make no other error in a row than so many of them do."""
 _LANE_BITS = 5
 _WARP = 1 << _LANE_BITS
@@ -126,14 +126,14 @@ def in_pairs(combine: Combine, parts: Parts) -> Parts:
 
 
 def scanned(combine: Combine, parts: Parts, chance: np.random.Generator) -> list[Parts]:
-    """Results in several ways: pairs first, and as threads do, with some likely numbers of elements and some of lanes.
+    """Results in several ways, as threads make them, with some likely numbers of elements and some of lanes.
     Where elements are combined one by one, in one of these."""
     most = parts[0].shape[-1].bit_length()
     if combine.one_by_one:
         return [_by_threads(combine, parts, 1 << int(chance.integers(most)), _WARP)]
     ways = [(1 << int(own), _WARP) for own in chance.permutation(min(most, _LANE_BITS + 1))[:_WAYS]]
     ways.append((1 << int(chance.integers(min(most, _OWN_BITS + 1))), 1 << int(chance.integers(most))))
-    return [by_pairs(combine, parts), *(_by_threads(combine, parts, *both) for both in ways)]
+    return [_by_threads(combine, parts, *both) for both in ways]
 
 
 def _by_threads(combine: Combine, parts: Parts, own: int, lanes: int) -> Parts:

@@ -37,6 +37,9 @@ from assay.kernels.inside.triton.values.combining.far_orders import ROUNDINGS, i
 from assay.kernels.inside.triton.values.combining.functions import RELATIVE, Bounded, Combine, Parts, as_float64
 from assay.kernels.inside.triton.values.combining.orders import by_pairs, in_pairs, reduced, scanned
 
+_HELD, _OFTEN = 3, 1 / 16
+"""How many times in each call a function combines in other orders too, and of how many of all further times: Inductor's
+norms have thousands of programs that combine thousands of elements."""
 _SAMPLE = 4
 """Pairs of elements by which a function is held against itself."""
 _ABSOLUTE = 1e-3
@@ -70,23 +73,31 @@ def _in_trees(
 ) -> Any:
     """What is made of pairs, or in a row where a function takes no blocks; what the trees of a GPU make must be like
     it."""
-    ledger = current()
+    ledger, function, scans = current(), operation.combine_fn.fn, made is scanned
     before, chance = ledger.arithmetic, ledger.chance()
     kinds = [part.dtype.scalar for part in values]
-    combine = (Combine if ledger.bounds is None else Bounded)(operation.combine_fn.fn, kinds)
+    combine = (Combine if ledger.bounds is None else Bounded)(function, kinds)
     parts = [_axis_last(part.handle.data, operation.axis) for part in values]
     combine.any_order = parts[0].shape[-1] > 2
     given = parts if ledger.bounds is None else [*parts, *_limits(values, operation.axis)]
+    size, (held, each) = parts[0].size, ledger.combined.get(function, (0, 0.0))
+    steps = size - size // parts[0].shape[-1]
+    trees: list[Parts] = []
     try:
-        found = _in_pairs(operation, values, Combine(operation.combine_fn.fn, kinds), parts, scans=made is scanned)
-        arithmetic = before + _arithmetic(operation.combine_fn.fn, kinds, parts, chance, name)
-        trees = made(combine, given, chance)
+        pairs = (by_pairs if scans else in_pairs)(combine, given)
+        found = _as_given(operation, values, pairs[: len(kinds)], scans=scans)
+        if held < _HELD or chance.random() < _OFTEN:
+            each = _arithmetic(function, kinds, parts, chance, name)
+            trees = [pairs, *made(combine, given, chance)]
     except MeaningError:  # a branch: there are no blocks on a GPU, either
         combine.one_by_one, ledger.arithmetic = True, before
-        found, arithmetic = in_a_row(operation, values), ledger.arithmetic
+        found = in_a_row(operation, values)
+        each = (ledger.arithmetic - before) / max(steps, 1)
         trees = made(combine, given, chance)
-    far = in_far_orders(combine, operation.combine_fn.fn, parts, trees[0], chance, scans=made is scanned)
-    ledger.arithmetic = arithmetic
+    ledger.combined[function] = held + bool(trees), each
+    far = in_far_orders(combine, function, parts, trees[0], chance, scans=scans) if trees else [False] * len(kinds)
+    ledger.arithmetic = before + round(each * steps)
+    trees = trees or [pairs]
     axis = operation.axis if made is scanned else -1
     rows, length = [_axis_last(part.handle.data, axis) for part in found], parts[0].shape[-1]
     limits = [np.maximum.reduce(each) for each in zip(*(tree[len(rows) :] for tree in trees), strict=True)]
@@ -103,21 +114,19 @@ def _in_trees(
     return found
 
 
-def _in_pairs(operation: Any, values: Sequence[Any], combine: Combine, parts: Parts, *, scans: bool) -> list[Any]:
-    """The results as the interpreter gives them, made of pairs of neighbours, pairs of these, and so on."""
+def _as_given(operation: Any, values: Sequence[Any], made: Parts, *, scans: bool) -> list[Any]:
+    """Results as the interpreter gives them."""
     axis, shape = operation.axis, values[0].handle.data.shape
     if scans:
-        made = [np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in by_pairs(combine, parts)]
-    else:
-        made = in_pairs(combine, parts)
-        if operation.keep_dims:
-            made = [each.reshape((1,) * len(shape)) if axis is None else np.expand_dims(each, axis) for each in made]
+        made = [np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in made]
+    elif operation.keep_dims:
+        made = [each.reshape((1,) * len(shape)) if axis is None else np.expand_dims(each, axis) for each in made]
     return [operation.to_tensor(each, value.dtype) for each, value in zip(made, values, strict=True)]
 
 
-def _arithmetic(function: Callable[..., Any], kinds: Sequence[Any], parts: Parts, chance: Any, name: str) -> int:
-    """What it takes to combine all once, counted of a few elements, which must come to the same one by one: a GPU gives
-    a function no blocks."""
+def _arithmetic(function: Callable[..., Any], kinds: Sequence[Any], parts: Parts, chance: Any, name: str) -> float:
+    """What it takes to combine two elements, counted of a few, which must come to the same one by one: a GPU gives a
+    function no blocks."""
     ledger, size = current(), parts[0].size
     before, places = ledger.arithmetic, chance.integers(size, size=(2, _SAMPLE))
     left, right = ([np.ravel(part)[some] for part in parts] for some in places)
@@ -127,7 +136,7 @@ def _arithmetic(function: Callable[..., Any], kinds: Sequence[Any], parts: Parts
     each: float = (ledger.arithmetic - before) / _SAMPLE
     if not all(_same(*both) for both in zip(found, one_by_one(left, right), strict=True)):
         refuse(WrongValueError(f"the combine function of a {name} makes something else of blocks than of elements"))
-    return int(each * (size - size // parts[0].shape[-1]))
+    return each
 
 
 def _same(one: Any, other: Any) -> bool:
