@@ -9,16 +9,18 @@ import numpy.typing as npt
 import pytest
 
 from assay.kernels.arrays import Array, HostTensor, host_tensor
+from assay.kernels.numerics.domains import with_numbers
 from assay.kernels.numerics.families import (
     FAMILIES,
     LARGE,
     MIDDLE,
     SPARSITY,
+    SPIKE,
+    STEP,
     Family,
     has_flags,
     role_of,
     vary,
-    with_numbers,
 )
 
 RNG = np.random.default_rng(0)
@@ -49,6 +51,24 @@ def test_real_inputs_take_the_properties_of_their_family(base: Array) -> None:
     permuted = varied(base, "permuted")
     np.testing.assert_array_equal(np.sort(permuted.ravel()), np.sort(base.ravel()))
     assert (permuted != base).mean() > 0.9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_ends_and_a_few_others_are_larger_in_sparse_inputs(seed: int) -> None:
+    sparse = np.abs(varied(UNIFORM, "sparse", seed=seed).ravel())
+    assert sparse[0] == sparse[-1] == sparse.max() and 3 <= (sparse == sparse.max()).sum() <= 6
+    assert (sparse.max() > SPIKE * MIDDLE[0] * 0.99) and np.abs(varied(UNIFORM[:8], "sparse", seed=seed)).max() < 100
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_some_slices_of_signed_inputs_have_equal_elements(seed: int) -> None:
+    steps = (varied(UNIFORM, "signed", seed=seed) / STEP % 1 == 0).all(1)
+    assert 0.2 < steps.mean() < 0.8
+    inputs = (host_tensor(UNIFORM, "float32"),)
+    (plain,) = vary(inputs, "signed", np.random.default_rng(seed), flags=False) or (None,)
+    assert isinstance(plain, HostTensor) and (plain.array() / STEP % 1 == 0).mean() < 0.01
+    rows = np.sort(UNIFORM, 1)
+    assert (np.diff(varied(rows, "signed", seed=seed), axis=1) > 0).all(), "edges that are distinct stay so"
 
 
 @pytest.mark.parametrize("family", CHANGED)

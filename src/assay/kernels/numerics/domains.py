@@ -7,6 +7,7 @@ again with the same numbers made positive, and at last within the range that the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -96,3 +97,16 @@ def _with(value: Value, array: Array) -> HostTensor:
     assert isinstance(value, HostTensor), "the caller has looked"
     made = host_tensor(array, value.dtype)
     return made if value.layout is None else replace(made, layout=value.layout)
+
+
+def with_numbers(values: Sequence[Value], numbers: Sequence[Value]) -> tuple[Value, ...]:
+    """A draw with what is no tensor as in another one: a submission is recorded once, and is given the numbers then."""
+    if len(values) != len(numbers):
+        return tuple(values)
+    return tuple(_with_number(value, number) for value, number in zip(values, numbers, strict=True))
+
+
+def _with_number(value: Value, number: Value) -> Value:
+    if isinstance(value, tuple) and isinstance(number, tuple):
+        return type(value)(with_numbers(value, number))
+    return value if isinstance(value, HostTensor) else number

@@ -1,9 +1,11 @@
 """Families of inputs: the problem's own draw, and legal variations that its distribution would never show.
 
     given       what get_inputs returns under a fresh seed
-    signed      standardised, both signs (uniform draws in [0, 1) hide what relu, clamp and abs do)
+    signed      standardised, both signs (uniform draws in [0, 1) hide what relu, clamp and abs do), some slices in
+                steps of a half (whole numbers, and equal ones beside each other)
     large       fifty times that (hides nothing that saturates or overflows)
-    sparse      6 to 24 times signed, four fifths exact zeros (sums are between those of signed and large)
+    sparse      6 to 24 times signed, four fifths exact zeros (sums are between those of signed and large); of many
+                elements the first, the last and a few others larger (each one shows in a sum of squares)
     faint       given, one slice along each axis all zeros and one close to zero (shows what keeps a norm finite)
     permuted    the given elements in another order
 
@@ -12,7 +14,7 @@ distinct, in each row where rows have the same, sorted ones are left alone (offs
 along an axis stay so (edges, knots, CDFs), and distinct where they were: a search in others is undefined. Boolean masks
 only change places of whole rows, so a row that was legal stays so, or of the elements of a row where all rows are
 alike; masks that are the same everywhere, and whole numbers that are (kinds, flags, lengths), are not in some families.
-Complex numbers are varied in both parts; those of absolute value 1 stay so. Elements that are equal in two draws stay
+Complex numbers are varied in both parts; those of absolute value 1 stay so. Elements equal in two draws stay
 equal. Rows that sum to 1 stay probabilities; floats that are a few whole numbers stay labels from among them. Triangles
 keep their zeros and symmetric matrices their symmetry. A domain that cannot be seen (a square root that wants positive
 inputs) shows in the reference: in a family in which it is not finite, inputs are brought into domains that it takes
@@ -40,6 +42,10 @@ SPARSITY = 0.8
 MIDDLE = (6.0, 24.0)
 """What the others of that family are multiplied by: between `signed` and `large` an approximation may be neither close
 nor saturated."""
+SPIKE, SPIKED, MANY = 8.0, 4, 1 << 10
+"""What a few elements of that family are multiplied by as well, beside those at the ends, where there are many."""
+STEP = 0.5
+"""Of some slices of the family `signed`."""
 FAINT = 1e-4
 """What a slice is multiplied by that is close to zero: its variance is far below the usual 1e-5."""
 MASKED: tuple[Family, ...] = ("signed", "sparse")
@@ -65,7 +71,7 @@ def vary(
     """The inputs of a family, made from a given draw; None where the family would change nothing.
 
     `other`: a second draw. Elements that are equal in both, and inputs that are, stay equal: it is how they are made.
-    `flags`: whether masks and whole numbers that are the same everywhere may be otherwise.
+    `flags`: whether masks and whole numbers that are the same everywhere may be otherwise, and fractions may be equal.
     """
     if family == "given":
         return tuple(values)
@@ -80,31 +86,18 @@ def vary(
 
 
 def has_flags(values: Sequence[Value], family: Family) -> bool:
-    """Whether a family turns elements of masks or of whole numbers that are the same everywhere."""
-    return family in MASKED and any(_has_flags(value) for value in values)
+    """Whether a family has masks or whole numbers that are otherwise the same everywhere, or equal fractions: guesses,
+    which a problem may refuse."""
+    return family in MASKED and any(_has_flags(value, family) for value in values)
 
 
-def _has_flags(value: Value) -> bool:
+def _has_flags(value: Value, family: Family) -> bool:
     if isinstance(value, tuple):
-        return any(_has_flags(part) for part in value)
+        return any(_has_flags(part, family) for part in value)
     if not isinstance(value, HostTensor) or not value.data:
         return False
-    array = value.array()
-    role = role_of(array)
-    return role == "alike" or (role == "mask" and _is_one_value(array))
-
-
-def with_numbers(values: Sequence[Value], numbers: Sequence[Value]) -> tuple[Value, ...]:
-    """A draw with what is no tensor as in another one: a submission is recorded once, and is given the numbers then."""
-    if len(values) != len(numbers):
-        return tuple(values)
-    return tuple(_with_number(value, number) for value, number in zip(values, numbers, strict=True))
-
-
-def _with_number(value: Value, number: Value) -> Value:
-    if isinstance(value, tuple) and isinstance(number, tuple):
-        return type(value)(with_numbers(value, number))
-    return value if isinstance(value, HostTensor) else number
+    role = role_of(array := value.array())
+    return (family == "signed" and role == "real") or role == "alike" or (role == "mask" and _is_one_value(array))
 
 
 def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: Value, flags: bool) -> Value:
@@ -119,7 +112,7 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
     new: Array
     match role_of(array):
         case "real":
-            new = _vary_real(array.astype(np.float64), family, rng)
+            new = _vary_real(array.astype(np.float64), family, rng, steps=flags)
             if twin is not None:
                 new = _as_repeated(new, array.astype(np.float64), twin.astype(np.float64))
         case "complex":
@@ -147,6 +140,8 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
             new = array
     if np.issubdtype(new.dtype, np.floating):
         new = as_sorted(new, array.astype(np.float64), (array if twin is None else twin).astype(np.float64))
+    if flags and family == "signed" and np.array_equal(new, array):  # steps of what has to be distinct
+        return _vary_value(value, family, rng, other, False)
     made = host_tensor(new, value.dtype)
     return made if value.layout is None else replace(made, layout=value.layout)
 
@@ -176,7 +171,6 @@ def role_of(array: Array) -> Role:
 
 
 def _is_one_value(array: Array) -> bool:
-    """Whether all elements are equal."""
     return array.size > 0 and bool((array == array.flat[0]).all())
 
 
@@ -201,7 +195,7 @@ def _probability_axis(array: Array) -> int | None:
     return None
 
 
-def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
+def _vary_real(x: Floats, family: Family, rng: np.random.Generator, *, steps: bool = False) -> Floats:
     zeros = triangle(x)
     symmetric = _is_symmetric(x)
     if family == "faint":
@@ -222,10 +216,30 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator) -> Floats:
     elif family == "sparse":
         scale = np.exp(rng.uniform(*np.log(MIDDLE)))
         new = np.where(rng.random(x.shape) < SPARSITY, 0.0, new * scale)
+        new = _spiked(new, scale, rng) if x.size > MANY else new
+    elif steps:
+        new = _in_steps(new, rng)
     if symmetric:
         upper = np.triu(new)
         new = upper + np.swapaxes(np.triu(new, 1), -1, -2)
     return np.where(zeros, 0.0, new) if zeros is not None else new
+
+
+def _spiked(x: Floats, scale: float, rng: np.random.Generator) -> Floats:
+    """With a few elements that are larger than the others: at both ends, and anywhere."""
+    new = x.copy()
+    places = [0, x.size - 1, *rng.integers(x.size, size=SPIKED)]
+    new.flat[places] = rng.choice(np.array([-1.0, 1.0]), len(places)) * scale * SPIKE
+    return new
+
+
+def _in_steps(x: Floats, rng: np.random.Generator) -> Floats:
+    """With half of the slices along the first axis that has several, one at least, in steps."""
+    axis = next((axis for axis, size in enumerate(x.shape) if size > 1), 0)
+    chosen = rng.random(x.shape[axis] if x.ndim else 1) < 0.5
+    chosen[rng.integers(chosen.size)] = True
+    shape = [-1 if other == axis else 1 for other in range(x.ndim)]
+    return np.where(chosen.reshape(shape), np.round(x / STEP) * STEP, x)
 
 
 def _vary_complex(z: Complexes, family: Family, rng: np.random.Generator) -> Complexes:

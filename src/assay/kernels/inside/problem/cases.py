@@ -24,8 +24,8 @@ from assay.kernels.frames import Frame
 from assay.kernels.inside.problem.held import Left, same_in_both
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
 from assay.kernels.inside.problem.values import to_value
-from assay.kernels.numerics.domains import DOMAINS, narrowed, spliced
-from assay.kernels.numerics.families import Family, has_flags, vary, with_numbers
+from assay.kernels.numerics.domains import DOMAINS, narrowed, spliced, with_numbers
+from assay.kernels.numerics.families import Family, has_flags, vary
 from assay.kernels.numerics.tolerance import compare, tolerance_for
 from assay.types import Json
 
