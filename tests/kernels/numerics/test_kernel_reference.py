@@ -205,7 +205,7 @@ def test_kinds_that_are_all_alike_are_turned_where_the_problem_takes_others(
 
 
 def test_a_family_that_the_problem_refuses_is_named_and_left_out(process: ReferenceProcess) -> None:
-    picky = TINY.replace("return torch.relu(x)", "assert 0.25 < x.std() < 0.4 and x.min() >= 0; return torch.relu(x)")
+    picky = TINY.replace("return torch.relu(x)", "assert 0.27 < x.std() < 0.32 and x.min() >= 0; return torch.relu(x)")
     result = process.evaluate(picky, input_seed=1, weight_seed=0)
     assert [case.family for case in result.cases] == ["given", "faint", "permuted"]
     assert set(result.refused) == {"signed", "large", "sparse"}

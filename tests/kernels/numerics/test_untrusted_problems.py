@@ -142,6 +142,7 @@ WHOLE: dict[str, Any] = {
     **{"_blobs": [], "cases": [], "parameters": 0, "weights": [], "constant": [], "exact": "float64"},
     **{"init_inputs": 1, "refused": {}, "peak_mb": 1.0, "init_work": 0, "draws": [], "work": {"mm": [1, 7]}},
     "initial": [],
+    "fixed": [],
 }
 
 

@@ -65,11 +65,6 @@ def check(model: Any, fixed: Collection[str] = ()) -> None:
 
     `fixed`: names of what no optimizer changes of the reference.
     """
-    if name := next((name for name, each in named_parameters(model) if name in fixed and _is_trained(each)), ""):
-        raise NotRecordableError(
-            f"optimizers change the parameter {name:.80}, and of the reference they do not: use register_buffer, or "
-            "requires_grad=False"
-        )
     for part in _parts(model):
         own, kind = _attributes_of(part), f"{type(part).__name__:.80}"
         if type(type(part)) not in (type, ABCMeta):
@@ -84,6 +79,13 @@ def check(model: Any, fixed: Collection[str] = ()) -> None:
                     f"({name}): leave them out, and leave {name} as torch.nn.Module makes it"
                 )
         copies.check(part, {name: value for name, value in own.items() if name != "_modules"})
+    if name := next(
+        (name for name, each in (named_parameters(model) if fixed else ()) if name in fixed and _is_trained(each)), ""
+    ):
+        raise NotRecordableError(
+            f"optimizers change the parameter {name:.80}, and of the reference they do not: use register_buffer, or "
+            "requires_grad=False"
+        )
 
 
 def _check_methods(part: Any, own: Mapping[str, Any], kind: str) -> None:
