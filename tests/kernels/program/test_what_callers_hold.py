@@ -520,3 +520,94 @@ def test_streams_are_watched_where_a_changed_input_shares_its_memory(trials: Tri
     end, said = WAITS[wait]
     outcome = trials.run("9/5", HALF.replace("WAIT", wait))
     assert outcome.end == end and said in outcome.message, outcome
+
+
+TURNED = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        FIXED
+        self.scale = nn.Parameter(torch.rand(features))
+
+    def forward(self, x):
+        return torch.relu(x * self.fixed) * self.scale
+
+
+def get_inputs():
+    return [torch.randn(16, 24)]
+
+
+def get_init_inputs():
+    return [24]
+"""
+TURNING = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, f_ptr, s_ptr, y_ptr, n, F, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    f, s = tl.load(f_ptr + i % F), tl.load(s_ptr + i % F)
+    tl.store(y_ptr + i, tl.maximum(tl.load(x_ptr + i, mask=i < n) * f, 0.0) * s, mask=i < n)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        FIXED
+        self.scale = nn.Parameter(torch.rand(features))
+
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(8,)](x, self.fixed, self.scale, y, x.numel(), x.shape[1], 64)
+        return y
+"""
+BUFFER = "self.register_buffer('fixed', torch.arange(features) * 0.1 + 0.1)"
+FROZEN = "self.fixed = nn.Parameter(torch.arange(features) * 0.1 + 0.1, requires_grad=False)"
+TRAINED = "self.fixed = nn.Parameter(torch.arange(features) * 0.1 + 0.1)"
+EXPANDED = "self.fixed = nn.Parameter(torch.full((1,), 0.7).expand(features))"
+WHOLE = "self.fixed = nn.Parameter(torch.full((features,), 0.7))"
+NORMED = """
+layer = nn.utils.weight_norm(nn.Linear(features, 1, bias=False))
+self.layer = layer
+self.register_buffer('fixed', torch.arange(features) * 0.1 + 0.1)
+""".strip()
+PARTED = """
+layer, self.layer = nn.Linear(features, 1, bias=False), nn.Module()
+self.layer.weight_g = nn.Parameter(layer.weight.detach().square().sum(1, keepdim=True).sqrt())
+self.layer.weight_v = layer.weight
+self.register_buffer('fixed', torch.arange(features) * 0.1 + 0.1)
+""".strip()
+
+
+@pytest.mark.parametrize(
+    ("reference", "own", "kind", "said"),
+    [
+        (BUFFER, BUFFER, "ok", ""),
+        (BUFFER, FROZEN, "ok", ""),
+        (BUFFER, TRAINED, "unsupported", "optimizers change the parameter fixed"),
+        (FROZEN, TRAINED, "unsupported", "optimizers change the parameter fixed"),
+        (TRAINED, TRAINED, "ok", ""),
+        (WHOLE, EXPANDED, "unsupported", "several elements in one place"),
+        (WHOLE, WHOLE, "ok", ""),
+        (WHOLE, "self.fixed = nn.Parameter(torch.full((2 * features,), 0.7)[::2])", "ok", ""),
+        (WHOLE, "self.fixed = nn.Parameter(torch.full((features, 2), 0.7).t()[0])", "ok", ""),
+        (NORMED, PARTED, "ok", ""),
+    ],
+)
+def test_what_optimizers_change_is_what_they_change_of_the_reference(
+    bench: Bench, reference: str, own: str, kind: str, said: str
+) -> None:
+    texts = [
+        text.replace("FIXED", textwrap.indent(lines, " " * 8).strip())
+        for text, lines in ((TURNED, reference), (TURNING, own))
+    ]
+    found = bench.grade(make_problem(1, 78, "turned", texts[0], "own"), texts[1])
+    assert found.kind == kind and said in found.message, found
