@@ -109,6 +109,8 @@ ZEROS = "self.w = torch.nn.Parameter(torch.zeros(16, 16))"
 FEW = "self.w = torch.nn.Parameter(torch.full((16, 16), 0.02))"
 ROOTED = "return given[0] * 2 + torch.sqrt(self.w)"
 ROOTING = SCALED.replace("x * w", "x * 2 + tl.sqrt(w)")
+OF_ITS_TYPE = "return torch.log(given[0] * given[0] + torch.finfo(given[0].dtype).eps)"
+AT_LEAST = "x = tl.load(x_ptr + i, mask=inside, other=1.0)\ntl.store(y_ptr + i, tl.log(x * x + LEAST), mask=inside)"
 CAUSAL = "self.w = torch.nn.Parameter(torch.full((16, 16), float('-inf')).triu(1))"
 CAUSES = "return torch.exp(given[0] + self.w)"
 CAUSING = SCALED.replace("x * w", "tl.exp(x + w)")
@@ -198,6 +200,27 @@ CASES = {
     "ones of which no smaller ones are taken": (
         *(FEW.replace("0.02", "1.0"), "return given[0] * 2 + torch.sqrt(self.w * self.w - 1)", "torch.randn(16, 16)"),
         *(ROOTING.replace("sqrt(w)", "sqrt(w * w - 1)"), BY.replace("NAME", "w"), "ok"),
+    ),
+    "a number that belongs to the type": (
+        *("", OF_ITS_TYPE, "torch.randn(16, 16)", AT_LEAST.replace("LEAST", "1.1920928955078125e-07"), ELEMENTS, "ok"),
+    ),
+    "a number that belongs to another type": (
+        *(
+            "",
+            OF_ITS_TYPE,
+            "torch.randn(16, 16)",
+            AT_LEAST.replace("LEAST", "2.220446049250313e-16"),
+            ELEMENTS,
+            "wrong",
+        ),
+    ),
+    "a number that a function takes of its type": (
+        *("", "return torch.nn.functional.rms_norm(given[0][..., None], (1,))[..., 0]", "torch.randn(16, 16)"),
+        *(AT_LEAST.replace("tl.log(x * x + LEAST)", "x / tl.sqrt(x * x + 1.1920928955078125e-07)"), ELEMENTS, "ok"),
+    ),
+    "the same of another type": (
+        *("", "return torch.nn.functional.rms_norm(given[0][..., None], (1,))[..., 0]", "torch.randn(16, 16)"),
+        *(AT_LEAST.replace("tl.log(x * x + LEAST)", "x / tl.sqrt(x * x + 2.220446049250313e-16)"), ELEMENTS, "wrong"),
     ),
     "a mask among the weights": (CAUSAL, CAUSES, "torch.randn(16, 16)", CAUSING, BY.replace("NAME", "w"), "ok"),
     "a triangle for a mask among the weights": (

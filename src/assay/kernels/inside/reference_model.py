@@ -25,6 +25,7 @@ from assay.kernels.arrays import HostTensor, Layout, Value, host_tensors
 from assay.kernels.base import Manner
 from assay.kernels.frames import Frame, entry_of
 from assay.kernels.inside.construction import ConstructionTrace
+from assay.kernels.inside.problem.asked import AskedAs
 from assay.kernels.inside.problem.cases import Families, Tried, add_case, evaluated
 from assay.kernels.inside.problem.held import Held, Left
 from assay.kernels.inside.problem.recurrent import RecurrentLayers
@@ -222,7 +223,8 @@ class Reference:
             _seed(seed, self.device)
             arguments = from_arguments(inputs, dtype, self.device)
             held = Held(arguments)
-            with torch.no_grad(), trace or contextlib.nullcontext():
+            asked = AskedAs(self.precision) if dtype == torch.float64 else contextlib.nullcontext()
+            with torch.no_grad(), asked, trace or contextlib.nullcontext():
                 output = instance(*arguments)
             self._take_structure(output)
             self.meeting |= meeting(tensors_of_output(output))
