@@ -15,13 +15,12 @@ from assay.kernels.numerics.families import (
     LARGE,
     MIDDLE,
     SPARSITY,
-    SPIKE,
-    STEP,
     Family,
     has_flags,
     role_of,
     vary,
 )
+from assay.kernels.numerics.slices import SPIKE, STEP
 
 RNG = np.random.default_rng(0)
 UNIFORM = RNG.random((40, 50)).astype(np.float32)
@@ -69,6 +68,20 @@ def test_some_slices_of_signed_inputs_have_equal_elements(seed: int) -> None:
     assert isinstance(plain, HostTensor) and (plain.array() / STEP % 1 == 0).mean() < 0.01
     rows = np.sort(UNIFORM, 1)
     assert (np.diff(varied(rows, "signed", seed=seed), axis=1) > 0).all(), "edges that are distinct stay so"
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("axis", [0, 1])
+def test_some_slices_lie_on_one_side_of_zero(seed: int, axis: int) -> None:
+    assert (varied(NORMAL, "signed", seed=seed) < 0).all(axis).any() and (varied(NORMAL, "large", seed=seed) > 0).all(
+        axis
+    ).any()
+    assert 0.2 < (varied(NORMAL, "large", seed=seed) > 0).mean() < 0.8
+
+
+def test_all_of_a_row_of_its_own_may_lie_below_zero() -> None:
+    below = [(varied(NORMAL[0], "signed", seed=seed) < 0).all() for seed in range(40)]
+    assert 10 < sum(below) < 30 and any((varied(NORMAL, "signed", seed=seed) < 0).all() for seed in range(40))
 
 
 @pytest.mark.parametrize("family", CHANGED)

@@ -109,6 +109,14 @@ ZEROS = "self.w = torch.nn.Parameter(torch.zeros(16, 16))"
 FEW = "self.w = torch.nn.Parameter(torch.full((16, 16), 0.02))"
 ROOTED = "return given[0] * 2 + torch.sqrt(self.w)"
 ROOTING = SCALED.replace("x * w", "x * 2 + tl.sqrt(w)")
+PADDED = "self.w = torch.nn.Parameter(torch.cat([torch.zeros(1, 16), torch.randn(59, 16)]))"
+SQUARED, FEW_ROWS = "v = self.w[given[0]]; return v * v + v", "torch.randint(0, 60, (2,))"
+SQUARES = """
+t = tl.load(x_ptr + i // D, mask=inside, other=0)
+v = tl.load(w_ptr + t * D + i % D, mask=inside)
+tl.store(y_ptr + i, v * v + v, mask=inside)
+"""
+OF_ROWS = "y = self.w.new_empty(2, 16)\nkernel[(1,)](given[0], self.w, given[0], y, 32, 16, 64)\nreturn y"
 OF_ITS_TYPE = "return torch.log(given[0] * given[0] + torch.finfo(given[0].dtype).eps)"
 AT_LEAST = "x = tl.load(x_ptr + i, mask=inside, other=1.0)\ntl.store(y_ptr + i, tl.log(x * x + LEAST), mask=inside)"
 CAUSAL = "self.w = torch.nn.Parameter(torch.full((16, 16), float('-inf')).triu(1))"
@@ -200,6 +208,17 @@ CASES = {
     "ones of which no smaller ones are taken": (
         *(FEW.replace("0.02", "1.0"), "return given[0] * 2 + torch.sqrt(self.w * self.w - 1)", "torch.randn(16, 16)"),
         *(ROOTING.replace("sqrt(w)", "sqrt(w * w - 1)"), BY.replace("NAME", "w"), "ok"),
+    ),
+    "a row that starts at zero": (PADDED, SQUARED, FEW_ROWS, SQUARES, OF_ROWS, "ok"),
+    "a row that starts at zero, left out": (
+        *(
+            PADDED,
+            SQUARED,
+            FEW_ROWS,
+            SQUARES.replace("v * v + v", "tl.where(t == 0, 0.0, v * v + v)"),
+            OF_ROWS,
+            "wrong",
+        ),
     ),
     "a number that belongs to the type": (
         *("", OF_ITS_TYPE, "torch.randn(16, 16)", AT_LEAST.replace("LEAST", "1.1920928955078125e-07"), ELEMENTS, "ok"),

@@ -14,6 +14,7 @@ import gc
 import json
 import linecache
 import sys
+import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -234,6 +235,37 @@ class Reference:
             torch.set_default_dtype(before)
 
 
+_DRAWS, _SEARCH_S = 1 << 10, 0.5
+"""Of inputs that are looked through, and in how many CPU seconds."""
+
+
+def _seed_that_reaches_zeros(reference: Reference, model: torch.nn.Module, request: Json) -> int:
+    """A seed of inputs on which outputs depend on those moved weights that are zero at the start, beside others of
+    theirs that are not (the row of an embedding that stands for padding); the one asked for where there are none, or
+    where a few draws do not reach them."""
+    seed: int = request["input_seed"]
+    start, other = reference.model(request["weight_seed"], "none"), _copied(model)
+    own, found = dict(other.named_parameters()), False
+    with torch.no_grad():
+        for name, weight in start.named_parameters():
+            zeros = weight == 0
+            if zeros.any() and not zeros.all() and not torch.equal(own[name], weight):
+                own[name][zeros], found = 0, True
+    ends = time.process_time() + _SEARCH_S
+    for number in range(_DRAWS if found else 0):
+        if time.process_time() > ends:
+            break
+        inputs = reference.inputs(seed + _FAR * number)
+        made = [reference.outputs(each, inputs, reference.precision, request["weight_seed"]) for each in (model, other)]
+        if made[0] != made[1]:
+            return seed + _FAR * number
+    return seed
+
+
+_FAR = 1 << 20
+"""Between seeds that are looked through: families are drawn under those behind each."""
+
+
 def _copied(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of a model. PyTorch copies no tensor that was computed of parameters, as some layers keep (the older
     `nn.utils.weight_norm`); a model that computes it anew in each call is as well off with its value."""
@@ -254,6 +286,8 @@ def evaluate(request: Json) -> Frame:
     model = reference.model(seed, perturb, request["only"], request["manners"])
     if perturb == "far" and not _takes(reference, model, request):
         model = reference.model(seed, "grown", request["only"], request["manners"])
+    if perturb != "none":
+        request = request | {"input_seed": _seed_that_reaches_zeros(reference, model, request)}
     parameters = sum(p.numel() for p in model.parameters())
     frame = Frame({"parameters": parameters, "exact": "float64", "cases": [], "refused": {}})
     weights = list(model.named_parameters())

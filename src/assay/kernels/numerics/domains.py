@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 
 from assay.kernels.arrays import Array, HostTensor, Value, host_tensor
-from assay.kernels.numerics.families import FAINT, Floats, as_sorted, role_of, triangle
+from assay.kernels.numerics.families import as_sorted, role_of, triangle
+from assay.kernels.numerics.slices import FAINT, Floats
 
 Domain = Literal["not negative", "positive", "both signs", "unit", "as drawn"]
 DOMAINS: tuple[Domain, ...] = ("not negative", "positive", "both signs", "unit", "as drawn")

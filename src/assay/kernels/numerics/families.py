@@ -2,8 +2,8 @@
 
     given       what get_inputs returns under a fresh seed
     signed      standardised, both signs (uniform draws in [0, 1) hide what relu, clamp and abs do), some slices in
-                steps of a half (whole numbers, and equal ones beside each other)
-    large       fifty times that (hides nothing that saturates or overflows)
+                steps of a half (equal ones beside each other), some below zero
+    large       fifty times that, some slices above zero (hides nothing that saturates or overflows)
     sparse      6 to 24 times signed, four fifths exact zeros (sums are between those of signed and large); of many
                 elements the first, the last and a few others larger (each one shows in a sum of squares)
     faint       given, one slice along each axis all zeros and one close to zero (shows what keeps a norm finite)
@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.kernels.arrays import Array, HostTensor, Value, host_tensor, same_value, settled
+from assay.kernels.numerics.slices import ALL_BELOW, MANY, Floats, faint_slices, in_steps, on_one_side, spiked
 
 Family = Literal["given", "signed", "large", "sparse", "faint", "permuted"]
 FAMILIES: tuple[Family, ...] = ("given", "signed", "large", "sparse", "faint", "permuted")
@@ -42,12 +43,6 @@ SPARSITY = 0.8
 MIDDLE = (6.0, 24.0)
 """What the others of that family are multiplied by: between `signed` and `large` an approximation may be neither close
 nor saturated."""
-SPIKE, SPIKED, MANY = 8.0, 4, 1 << 10
-"""What a few elements of that family are multiplied by as well, beside those at the ends, where there are many."""
-STEP = 0.5
-"""Of some slices of the family `signed`."""
-FAINT = 1e-4
-"""What a slice is multiplied by that is close to zero: its variance is far below the usual 1e-5."""
 MASKED: tuple[Family, ...] = ("signed", "sparse")
 """Families in which a mask that is the same everywhere is not, nor are whole numbers."""
 MASKED_SHARE = 0.25
@@ -56,7 +51,6 @@ _MAX_LABELS = 8
 _LARGEST = 1 << 62
 
 Role = Literal["real", "probability", "labels", "index", "distinct", "orders", "sorted", "mask", "alike", "complex"]
-Floats = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex128]
 
 
@@ -199,7 +193,7 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator, *, steps: bo
     zeros = triangle(x)
     symmetric = _is_symmetric(x)
     if family == "faint":
-        return x * _faint_slices(x.shape, rng, symmetric)
+        return x * faint_slices(x.shape, rng, symmetric)
     if family == "permuted":
         if symmetric:
             order = rng.permutation(x.shape[-1])
@@ -212,34 +206,17 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator, *, steps: bo
         sign = rng.choice(np.array([-1.0, 1.0]), x.shape)
         new = x * sign / spread if spread > 0 else rng.standard_normal(x.shape)
     if family == "large":
-        new = new * LARGE
+        new = on_one_side(new * LARGE, rng, 1.0)
     elif family == "sparse":
         scale = np.exp(rng.uniform(*np.log(MIDDLE)))
         new = np.where(rng.random(x.shape) < SPARSITY, 0.0, new * scale)
-        new = _spiked(new, scale, rng) if x.size > MANY else new
+        new = spiked(new, scale, rng) if x.size > MANY else new
     elif steps:
-        new = _in_steps(new, rng)
+        new = on_one_side(in_steps(new, rng), rng, -1.0, ALL_BELOW)
     if symmetric:
         upper = np.triu(new)
         new = upper + np.swapaxes(np.triu(new, 1), -1, -2)
     return np.where(zeros, 0.0, new) if zeros is not None else new
-
-
-def _spiked(x: Floats, scale: float, rng: np.random.Generator) -> Floats:
-    """With a few elements that are larger than the others: at both ends, and anywhere."""
-    new = x.copy()
-    places = [0, x.size - 1, *rng.integers(x.size, size=SPIKED)]
-    new.flat[places] = rng.choice(np.array([-1.0, 1.0]), len(places)) * scale * SPIKE
-    return new
-
-
-def _in_steps(x: Floats, rng: np.random.Generator) -> Floats:
-    """With half of the slices along the first axis that has several, one at least, in steps."""
-    axis = next((axis for axis, size in enumerate(x.shape) if size > 1), 0)
-    chosen = rng.random(x.shape[axis] if x.ndim else 1) < 0.5
-    chosen[rng.integers(chosen.size)] = True
-    shape = [-1 if other == axis else 1 for other in range(x.ndim)]
-    return np.where(chosen.reshape(shape), np.round(x / STEP) * STEP, x)
 
 
 def _vary_complex(z: Complexes, family: Family, rng: np.random.Generator) -> Complexes:
@@ -248,7 +225,7 @@ def _vary_complex(z: Complexes, family: Family, rng: np.random.Generator) -> Com
     if np.allclose(np.abs(z), 1.0, atol=1e-4):  # rotations
         return np.asarray(np.exp(2j * np.pi * rng.random(z.shape)), np.complex128)
     if family == "faint":
-        return np.asarray(z * _faint_slices(z.shape, rng, symmetric=False))
+        return np.asarray(z * faint_slices(z.shape, rng, symmetric=False))
     return _vary_real(z.real.copy(), family, rng) + 1j * _vary_real(z.imag.copy(), family, rng)
 
 
@@ -329,21 +306,6 @@ def _moved_rows(mask: Array, rng: np.random.Generator) -> Array:
     return np.take(mask, rng.permutation(mask.shape[-1]), axis=-1) if np.array_equal(new, mask) else new
 
 
-def _faint_slices(shape: tuple[int, ...], rng: np.random.Generator, symmetric: bool) -> Floats:
-    """Factors of an array: along each axis 0 for one place, and `FAINT` for another where there are three others."""
-    factors: Floats = np.ones(shape)
-    kept: Floats | None = None
-    for axis, size in enumerate(shape):
-        along = np.ones(size)
-        places = rng.permutation(size)
-        along[places[: 1 if size > 1 else 0]] = 0.0
-        along[places[1 : 2 if size > 3 else 1]] = FAINT
-        along = kept if symmetric and kept is not None and axis == len(shape) - 1 else along
-        kept = along
-        factors = factors * along.reshape([-1 if other == axis else 1 for other in range(len(shape))])
-    return factors
-
-
 def triangle(x: Array) -> npt.NDArray[np.bool_] | None:
     """Which elements are zero by being outside a triangle; None where the input is none."""
     if x.ndim < 2 or min(x.shape[-2:]) < 3:
@@ -379,7 +341,7 @@ def _relabelled(array: Array, family: Family, rng: np.random.Generator) -> Array
     if family == "permuted":
         return _shuffled(array, rng)
     labels = np.unique(array)
-    least = np.where(_faint_slices(array.shape, rng, symmetric=False) == 0, labels[0], array)
+    least = np.where(faint_slices(array.shape, rng, symmetric=False) == 0, labels[0], array)
     return least if family == "faint" and not np.array_equal(least, array) else rng.choice(labels, array.shape)
 
 
