@@ -11,7 +11,7 @@ import pytest
 from assay.kernels.arrays import Array, host_tensor
 from assay.kernels.numerics import secret_inputs
 from assay.kernels.numerics.families import FAMILIES
-from assay.kernels.numerics.rearranged import only_moves
+from assay.kernels.numerics.rearranged import moved_outputs, only_moves
 from assay.kernels.numerics.reference import ReferenceProcess, ReferenceResult, fit_problem, screening_of
 from assay.kernels.numerics.screening import Case, Screening, screen
 from assay.kernels.numerics.secret_inputs import InputBank
@@ -246,3 +246,19 @@ def test_a_reference_that_only_moves_elements_is_known_by_its_values(
     result = reference_process.evaluate(code, input_seed=3, weight_seed=0)
     assert only_moves(result.cases) is expected
     assert not only_moves(result.cases[:1])
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("x, x.sum(1)", ()),
+        ("x.t().contiguous(), x.sum(1), x.flip(0)", (0, 2)),
+        ("-x, x.exp()", ()),
+        ("x.roll(1, 0)", (0,)),
+    ],
+)
+def test_outputs_that_only_have_elements_of_inputs_are_known(
+    reference_process: ReferenceProcess, returned: str, expected: tuple[int, ...]
+) -> None:
+    code = module(f"return {returned}", inputs="[torch.randn(6, 40)]")
+    assert moved_outputs(reference_process.evaluate(code, input_seed=3, weight_seed=0).cases) == expected

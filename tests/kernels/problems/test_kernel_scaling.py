@@ -224,7 +224,8 @@ def test_other_sizes_of_a_problem_as_published_are_smaller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("published", "now", "other"), [(8205, 32, 63), (8200, 32, 56), (65535, 31, 63), (4096, 32, 64), (96, 24, 48)]
+    ("published", "now", "other"),
+    [(8205, 32, 63), (8200, 32, 56), (65535, 31, 63), (1000, 31, 60), (4096, 32, 64), (96, 24, 48)],
 )
 def test_sizes_that_fit_no_block_when_published_fit_none_at_another_size(published: int, now: int, other: int) -> None:
     uneven = scale(problem(TINY.replace("4096", str(published))), 32)

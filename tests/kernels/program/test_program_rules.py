@@ -313,6 +313,16 @@ def test_where_the_reference_only_moves_elements_pytorch_moves_none() -> None:
         assert not rules.static_findings(forward(step), 10**6)
 
 
+def test_outputs_that_only_have_elements_of_inputs_are_moved_by_kernels() -> None:
+    flipped = operation("flip.default", window(0), [0], outs=(window(2),))
+    small = operation("flip.default", window(0, (N // 4,)), [0], outs=(window(2, (N // 4,)),))
+    same = operation("clone.default", window(0), outs=(window(2),))
+    for steps, moved in (((flipped,), True), ((small,), False), ((small, small), True), ((same,), False)):
+        found = rules.static_findings(forward(*steps), 10**6, moved_outputs=(0,))
+        assert [each.rule for each in found] == ["moves"] * moved
+    assert not rules.static_findings(forward(flipped), 10**6, moved_outputs=())
+
+
 @pytest.mark.parametrize(
     ("read", "made", "counted"), [("uint8", "uint8", 4 * N), ("int32", "int32", N), ("float32", "float32", 0)]
 )

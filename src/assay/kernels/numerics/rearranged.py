@@ -4,6 +4,7 @@ constants. Values decide, not operators: a product with a mask of zeros and ones
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,25 @@ SAMPLE = 4096
 FEWEST = 2
 """Cases, of which two with other values show that places are fixed."""
 Keys = npt.NDArray[np.uint64]
+
+
+def moved_outputs(cases: Sequence[Case]) -> tuple[int, ...]:
+    """Places of the outputs that only have elements of inputs, and are no input as it is; `cases` as below."""
+    if not cases:
+        return ()
+    alone = [
+        [replace(case, rounded=(case.rounded[place],)) for case in cases]
+        for place in range(min(len(case.rounded) for case in cases))
+    ]
+    return tuple(
+        place for place, each in enumerate(alone) if only_moves(each) and not all(_is_given(case) for case in each)
+    )
+
+
+def _is_given(case: Case) -> bool:
+    """Whether the only output is an input as it is."""
+    (output,) = case.rounded
+    return any(np.array_equal(_bits(output.ravel()), _bits(array.ravel())) for array in _given(case))
 
 
 def only_moves(cases: Sequence[Case]) -> bool:

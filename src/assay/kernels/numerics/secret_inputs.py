@@ -21,7 +21,7 @@ from assay.kernels.arrays import HostTensor, Value
 from assay.kernels.base import MANNERS, Manner, Precision
 from assay.kernels.numerics.families import FAMILIES, Family
 from assay.kernels.numerics.held_inputs import Form, forms_of
-from assay.kernels.numerics.rearranged import only_moves
+from assay.kernels.numerics.rearranged import moved_outputs, only_moves
 from assay.kernels.numerics.reference import Perturbation, ReferenceProcess, ReferenceResult, screening_of
 from assay.kernels.numerics.screening import Case, Screening
 from assay.kernels.operators import Draw
@@ -75,6 +75,8 @@ class InputSet:
     """Names of what no optimizer changes of the reference."""
     rearranged: bool = False
     """Whether its outputs are elements of the inputs at fixed places, and constants (`rearranged.only_moves`)."""
+    moved_outputs: tuple[int, ...] = ()
+    """Those that alone are so, and are no input as it is."""
 
     def trials(self, asked: int) -> int:
         """How many calls there are where so many are asked for: one at least on each family of inputs."""
@@ -215,6 +217,7 @@ class InputBank:
             result.meeting,
             result.fixed,
             only_moves(cases),
+            moved_outputs(cases),
         )
 
     def _far(

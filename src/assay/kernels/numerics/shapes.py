@@ -39,6 +39,8 @@ class Shapes:
     """What PyTorch does for the reference: operator -> calls and work."""
     rearranged: bool = False
     """Whether it only moves elements, as found where it was run (`InputSet.rearranged`)."""
+    moved_outputs: tuple[int, ...] = ()
+    """Outputs that only move elements (`InputSet.moved_outputs`)."""
 
 
 def shapes_of_answer(header: Mapping[str, Json]) -> Shapes:

@@ -11,6 +11,7 @@ for). What was changed is data (`Scaling`), so that a verdict can say which prob
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -206,7 +207,7 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     doubled = {
         each: halved(each.value, 2 * now[each.start_of] + 1, each.of_batch) for each in integers if each.start_of in now
     }
-    larger = {each: uneven(value, each.value) for each, value in doubled.items()}
+    larger = {each: uneven(value, each.value, now[each.start_of]) for each, value in doubled.items()}
     shrinkable = {
         each: current
         for each in integers
@@ -253,17 +254,22 @@ def _resized(problem: Problem, sizes: Mapping[Integer, int]) -> ScaledProblem:
     return ScaledProblem(problem, _edited(problem.code, edits), Scaling("other", changes=changes))
 
 
-def uneven(value: int, published: int) -> int:
-    """`value`, or a little less, so that it is a multiple of no power of two of which the published size is none: odd
-    for one that is odd. A kernel without a mask is right where blocks fit, and only there."""
-    block, fits = value & -value, published & -published
-    return value - fits if block > fits and value > fits else value
+def uneven(value: int, published: int, now: int) -> int:
+    """`value`, or a little less, so that it is a multiple of no power of two of which the published size is none, nor
+    of a part of the size graded `now` of which it is none. A kernel without a mask is right where blocks fit, and only
+    there."""
+    fits = published & -published
+    step = min(value & -value, fits)
+    for smaller in range(value, max(value // 2, 1), -step):
+        if smaller & -smaller <= fits and published % math.gcd(smaller, now) == 0:
+            return smaller
+    return value
 
 
 def nearby(value: int, published: int, part: int, *, larger: bool) -> int:
     """`value` with its `part`-th part, rounded up, or without it; at most the published size, and `uneven` like it."""
     change = -(-value // part)
-    return uneven(min(value + change, published) if larger else max(value - change, 1), published)
+    return uneven(min(value + change, published) if larger else max(value - change, 1), published, value)
 
 
 def halved(value: int, cap: int, round_up: bool = False) -> int:

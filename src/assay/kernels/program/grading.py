@@ -247,7 +247,7 @@ class Grading:
             return verdict
         if isinstance(shapes, str):
             return replace(verdict, evidence={**verdict.evidence, "published": f"not looked at: {shapes}"})
-        shapes = replace(shapes, rearranged=size.draw.rearranged)
+        shapes = replace(shapes, rearranged=size.draw.rearranged, moved_outputs=size.draw.moved_outputs)
         found = await self._record(code, shapes, OTHER_SLACK, UNALLOCATED)
         again = await self._of_published(found, first, verdict.evidence.get("partly", []))
         evidence = again.evidence

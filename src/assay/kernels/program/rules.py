@@ -28,6 +28,7 @@ from assay.kernels.program.operations import (
     arithmetic_of,
     base_name,
     casts,
+    elements_read,
     moved_bytes,
     rearranges,
     role_of,
@@ -54,6 +55,7 @@ def static_findings(
     slack: float = 1.0,
     *,
     rearranged: bool = False,
+    moved_outputs: Sequence[int] = (),
     weights: int | None = None,
 ) -> list[Finding]:
     """All rules that need no replay.
@@ -65,6 +67,7 @@ def static_findings(
         slack: Times the shares of arithmetic and moves that are allowed. Sums of split products are a larger share of a
             smaller product, and rows of odd lengths have to be padded.
         rearranged: Whether the reference only moves elements, whatever it is traced to compute.
+        moved_outputs: Outputs that have elements of inputs alone, beside others that do not.
         weights: Elements of the reference's parameters; None leaves out what is held against them.
     """
     found = [*launches(program), *operators(program), *constants(program), *calls(program), *written(program)]
@@ -72,7 +75,9 @@ def static_findings(
         return [*found, *partial_share(program, reference)]
     strict = [*heavy_operators(program), *host_arithmetic(program, reference, slack), *moves(program, slack)]
     strict += host_reductions(program, weights)
-    return [*found, *strict, *(rearrangement(program) if rearranged or not reference else ())]
+    if rearranged or not reference:
+        return [*found, *strict, *rearrangement(program)]
+    return [*found, *strict, *rearranged_outputs(program, moved_outputs)]
 
 
 def launches(program: Program) -> list[Finding]:
@@ -131,6 +136,25 @@ def rearrangement(program: Program) -> list[Finding]:
         for operation in operations_in((*program.module, *program.forward))
         if rearranges(operation) or casts(operation) or _is_of_a_part(program, operation)
     ]
+
+
+def rearranged_outputs(program: Program, places: Sequence[int]) -> list[Finding]:
+    """Where some outputs only have elements of inputs, PyTorch may put half as many bytes elsewhere as the smallest of
+    them has, those of parameters aside."""
+    sizes = [program.outputs[place].nbytes for place in places if place < len(program.outputs)]
+    own = {window.storage for _, window in program.params}
+    steps = [
+        step
+        for step in operations_in((*program.module, *program.forward))
+        if rearranges(step)
+        and any(window.storage not in own for value in elements_read(step) for window in windows_in(value))
+    ]
+    total = sum(out.nbytes for step in steps for out in step.outs)
+    if not sizes or 2 * total < min(sizes):
+        return []
+    worst = max(steps, key=lambda step: sum(out.nbytes for out in step.outs))
+    said = f"PyTorch's {base_name(worst)} moves what a kernel is asked to move: an output has elements of inputs alone"
+    return [Finding("moves", said, worst.line)]
 
 
 def _is_of_a_part(program: Program, operation: Operation) -> bool:

@@ -83,7 +83,15 @@ def _attempt(
     reference = reference_arithmetic(draw.work)
     weights = sum(math.prod(shape) for _, shape in draw.weights) if isinstance(draw, InputSet) else None
     findings = tuple(
-        rules.static_findings(found.program, reference, policy, slack, rearranged=draw.rearranged, weights=weights)
+        rules.static_findings(
+            found.program,
+            reference,
+            policy,
+            slack,
+            rearranged=draw.rearranged,
+            moved_outputs=draw.moved_outputs,
+            weights=weights,
+        )
     )
     if (first := first_refused(findings)) is not None:
         return Outcome("cheat", first.message, first.line, findings, "rules", cpu_s=cpu_s, examined=examined)
