@@ -15,6 +15,7 @@ from assay.kernels.numerics.tolerance import (
     RELATIVE,
     Tolerance,
     compare,
+    computed,
     constant_passes,
     rms,
     scale_of,
@@ -64,6 +65,7 @@ def test_what_is_not_finite_must_be_the_same(exact: Floats) -> None:
 def test_a_scale_changes_no_verdict(exact: Floats, error: Floats, power: int) -> None:
     answer = exact + 2e-4 * np.resize(error, exact.shape)
     scale = 2.0**power
+    assume(computed(exact).all() and computed(exact * scale).all())  # large numbers may stand for masked elements
     one = compare(answer, exact, tolerance_for(exact, exact, "float32"))
     other = compare(answer * scale, exact * scale, tolerance_for(exact * scale, exact * scale, "float32"))
     assert one.ok == other.ok
