@@ -19,6 +19,7 @@ def test_numbers_of_a_type_are_those_of_the_working_precision(precision: torch.d
         assert torch.nan_to_num(X)[2:].tolist() == [info.max, info.min]
         assert torch.nan_to_num(X, 0.0, 7.0).tolist()[2:] == [7.0, info.min]
         assert X.nan_to_num(posinf=8.0, neginf=-9.0).tolist()[2:] == [8.0, -9.0]
+        assert torch.nan_to_num(input=X).tolist()[2:] == [info.max, info.min]
         normed = torch.nn.functional.rms_norm(X[1:2], (1,))
         assert torch.allclose(normed, X[1:2] / (X[1:2] ** 2 + info.eps).sqrt())
         assert torch.nn.RMSNorm(1, eps=1e-3, dtype=torch.float64)(X[1:2]).item() == pytest.approx(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -321,6 +322,8 @@ def test_outputs_that_only_have_elements_of_inputs_are_moved_by_kernels() -> Non
         found = rules.static_findings(forward(*steps), 10**6, moved_outputs=(0,))
         assert [each.rule for each in found] == ["moves"] * moved
     assert not rules.static_findings(forward(flipped), 10**6, moved_outputs=())
+    empty = replace(forward(same), outputs=(replace(forward(same).outputs[0], size=(0,)),))
+    assert not rules.rearranged_outputs(empty, (0,)), "an output without elements has nothing to move"
 
 
 @pytest.mark.parametrize(

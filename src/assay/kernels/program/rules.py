@@ -150,7 +150,7 @@ def rearranged_outputs(program: Program, places: Sequence[int]) -> list[Finding]
         and any(window.storage not in own for value in elements_read(step) for window in windows_in(value))
     ]
     total = sum(out.nbytes for step in steps for out in step.outs)
-    if not sizes or 2 * total < min(sizes):
+    if not sizes or not steps or 2 * total < min(sizes):
         return []
     worst = max(steps, key=lambda step: sum(out.nbytes for out in step.outs))
     said = f"PyTorch's {base_name(worst)} moves what a kernel is asked to move: an output has elements of inputs alone"

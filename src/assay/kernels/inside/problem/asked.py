@@ -27,7 +27,6 @@ class AskedAs(TorchFunctionMode):
 
     def __init__(self, precision: torch.dtype) -> None:
         super().__init__()
-        self._precision = precision
         self._stands = {torch.float64: precision, torch.complex128: _COMPLEX.get(precision, torch.complex64)}
 
     def __enter__(self) -> Any:
@@ -47,7 +46,7 @@ class AskedAs(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         name = getattr(func, "__name__", "").rstrip("_")
-        given = args[0] if args else None
+        given = args[0] if args else named.get("input")
         if name in _ENDS and isinstance(given, torch.Tensor) and given.dtype in self._stands:
             info, first = self._info(given.dtype), _FIRST[name]
             for place, (argument, end) in enumerate(_ENDS[name].items(), first):
