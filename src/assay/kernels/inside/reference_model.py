@@ -71,6 +71,8 @@ class Reference:
         self.init_inputs: Any = self.space["get_init_inputs"]()
         self.init_work = 0
         """Arithmetic that the constructor does on what it draws, as of the last model."""
+        self.zeros: dict[str, torch.Tensor] = {}
+        """Where parameters of the last model that was moved were zero at the start, beside others that were not."""
         self.draws: list[Draw] = []
         """What it draws from, as of the last model."""
         self.structure: Json = None
@@ -105,6 +107,7 @@ class Reference:
         if perturb != "none":
             growth = growth_of(model) if perturb in ("far", "grown") else 0.0
             with torch.no_grad():
+                self.zeros = _some_zeros(model, only)
                 moved = {name: weight for name, weight in model.named_parameters() if not only or name in only}
                 buffers = {name: buffer for name, buffer in movable_buffers(model).items() if name in only}
                 for name, weight in (moved | buffers).items():
@@ -235,6 +238,12 @@ class Reference:
             torch.set_default_dtype(before)
 
 
+def _some_zeros(model: torch.nn.Module, only: Collection[str]) -> dict[str, torch.Tensor]:
+    """Of each parameter, among some or of all, which elements are zero; none of one that has no other ones."""
+    zeros = {name: weight == 0 for name, weight in model.named_parameters() if not only or name in only}
+    return {name: each for name, each in zeros.items() if each.any() and not each.all()}
+
+
 _DRAWS, _SEARCH_S = 1 << 10, 0.5
 """Of inputs that are looked through, and in how many CPU seconds."""
 
@@ -244,15 +253,15 @@ def _seed_that_reaches_zeros(reference: Reference, model: torch.nn.Module, reque
     theirs that are not (the row of an embedding that stands for padding); the one asked for where there are none, or
     where a few draws do not reach them."""
     seed: int = request["input_seed"]
-    start, other = reference.model(request["weight_seed"], "none"), _copied(model)
-    own, found = dict(other.named_parameters()), False
+    if not reference.zeros:
+        return seed
+    other = _copied(model)
     with torch.no_grad():
-        for name, weight in start.named_parameters():
-            zeros = weight == 0
-            if zeros.any() and not zeros.all() and not torch.equal(own[name], weight):
-                own[name][zeros], found = 0, True
+        for name, weight in other.named_parameters():
+            if name in reference.zeros:
+                weight[reference.zeros[name].to(weight.device)] = 0
     ends = time.process_time() + _SEARCH_S
-    for number in range(_DRAWS if found else 0):
+    for number in range(_DRAWS):
         if time.process_time() > ends:
             break
         inputs = reference.inputs(seed + _FAR * number)
