@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from assay.kernels.inside.pretend_cuda import DEVICE, OnCpu
 from assay.kernels.inside.record import streams
-from assay.kernels.inside.record.host import answers, plain
+from assay.kernels.inside.record.host import answers, known, plain
 from assay.kernels.inside.record.host.addresses import SeenStorage, Version
 from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_named
 from assay.kernels.inside.record.reads import RAISED, NotRecordableError, raised
@@ -361,7 +361,10 @@ def _check_format(memory_format: Any) -> None:
 
 
 def _read(tape: Tape, name: str) -> Callable[..., Any]:
-    def read(*_: Any, **__: Any) -> Any:
+    def read(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
+        if name in known.READS and (held := tape.known(tensor)) is not None:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                return getattr(torch.Tensor, name)(held, *args, **named)
         raise tape.read(f"Tensor.{name}()")
 
     return read

@@ -95,6 +95,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotRecordableError(f"the operator {func} takes functions")
         library, _, base = schema.name.partition("::")
         if base in _READ and library == "aten":
+            if base == "_local_scalar_dense" and (known := self._tape.known(args[0])) is not None:
+                with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                    return known.item()
             raise self._tape.read(f"torch's {base}")
         custom.check(func.name())
         places = self._tape.places
@@ -198,7 +201,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if outs:
             name = f"{'' if library == 'aten' else library + '::'}{base}.{schema.overload_name or 'default'}"
             kept = {key: value for key, value in named.items() if key not in _DROPPED}
-            self._tape.add_operation(name, _without_places(schema, args), kept, outs)
+            self._tape.add_operation(name, _without_places(schema, args), kept, outs, given)
         return result
 
     def _check_draw(self, base: str, outs: list[torch.Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,11 +16,14 @@ from assay.kernels.inside import submission
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.host import arithmetic
 from assay.kernels.inside.record.host.addresses import Address
+from assay.kernels.inside.record.host.known import KnownValues
 from assay.kernels.inside.record.host.room import Room
 from assay.kernels.inside.record.places import Places
 from assay.kernels.inside.record.reads import RAISED, HostReadError, NotRecordableError
+from assay.kernels.operators import normal_name
 from assay.kernels.program.form import DTYPES
 from assay.kernels.program.limits import Limits
+from assay.kernels.program.operations import RANDOM
 from assay.types import Json
 
 _PLAIN = torch._C._dispatch_keys(torch.empty(0, device="meta")).raw_repr()
@@ -44,6 +47,7 @@ class Tape:
         """Whether steps on two streams must be in order: in calls of forward."""
         self.places = Places()
         self.room = Room()
+        self.values = KnownValues()
         self.steps: list[Json] = []
         """Of the phase under way."""
         self.doing = "importing the module"
@@ -87,6 +91,16 @@ class Tape:
         error = HostReadError(call)
         self.reads = self.reads or error
         return error
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A tensor with its values, where they follow from what host code wrote down; None where it has none here."""
+        if not self.places.is_on_host(tensor) or self.places.is_pinned(tensor):
+            return None
+        with torch._C.DisableTorchFunction():
+            number = self._numbers.get(tensor.untyped_storage()._cdata)
+            if number is None:  # literal values that nothing has used, or what nothing has written
+                return None if tensor.device.type == "meta" else tensor
+            return self.values.of(self.window(tensor), self._bytes.__getitem__)
 
     def sizes(self) -> list[int]:
         """Bytes of each storage; none where a move has left it behind and nothing uses it.
@@ -155,6 +169,7 @@ class Tape:
         content = _content(storage)
         self._literals[storage._cdata] = storage, content  # kept, so that its place is not another's
         self.constants.append((number, base64.b64encode(content).decode()))
+        self.values.literal(number, content)
 
     def check_constant(self, storage: torch.UntypedStorage) -> None:
         """Raises NotRecordableError where literal values are no longer what they were, as where a NumPy array changed
@@ -238,17 +253,22 @@ class Tape:
             f"an argument of type {type(found).__name__}: {' '.join(str(found)[:200].split())[:60]}"
         )
 
-    def add_operation(self, name: str, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor]) -> None:
-        """Note an operator that made or changed tensors."""
-        self._add(
-            {
-                "op": name,
-                "args": [self.value(argument) for argument in args],
-                "kwargs": {key: self.value(value) for key, value in kwargs.items()},
-                "outs": [self.window(out) for out in outs],
-                "line": submission.line(),
-            }
-        )
+    def add_operation(
+        self, name: str, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor], given: Sequence[torch.Tensor]
+    ) -> None:
+        """Note an operator that made or changed tensors; `given` are those that it took."""
+        step: Json = {
+            "op": name,
+            "args": [self.value(argument) for argument in args],
+            "kwargs": {key: self.value(value) for key, value in kwargs.items()},
+            "outs": [self.window(out) for out in outs],
+            "line": submission.line(),
+        }
+        self._add(step)
+        if any(map(self.places.is_on_host, outs)):
+            plain = all(self.places.is_on_host(one) and not self.places.is_pinned(one) for one in (*given, *outs))
+            draws = normal_name(name.partition(".")[0]) in RANDOM
+            self.values.note(step, follows=plain and not draws and "::" not in name)
 
     def add_launch(self, kernel: int, variants: list[Json], tuning: list[list[Json]] | None = None) -> None:
         """Note a launch, and what an autotuner does around those that it tries before: `program.form.Tuning`."""
