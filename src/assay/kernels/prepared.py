@@ -29,8 +29,9 @@ from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, other_sizes, task_key, unscaled
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.kernels.program.grading import Size
+from assay.kernels.program.operations import reference_arithmetic
 
-MAX_GROWTH = 8
+MAX_GROWTH = 10
 """Times the work of the size graded first that the other one may be."""
 
 MESSAGE_CHARS = 500
@@ -129,7 +130,8 @@ class Preparations:
 
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
         """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, whose
-        tensors have other shapes, and that is not much more work than the one graded first; else the last that runs.
+        tensors have other shapes, and that is not much more work than the one graded first; else the last that runs,
+        and is much more work where there is no other.
 
         Raises:
             Closed, ReferenceModelError: as above.
@@ -140,6 +142,9 @@ class Preparations:
                 found = size
                 if size.work <= MAX_GROWTH * first.work and size.shapes != first.shapes:
                     break
+        for task in self._others(prepared, any_work=True) if found is None else ():
+            if (found := await (await shared(task)).size()) is not None:
+                break
         return found
 
     async def published(self, prepared: Prepared) -> Shapes | str | None:
@@ -170,9 +175,29 @@ class Preparations:
             return Prepared(source, None, str(error)[:MESSAGE_CHARS], lasting=error.kind != "crash")
         return Prepared(source, None, shapes=shapes)
 
-    def _others(self, prepared: Prepared) -> Iterator[asyncio.Task[Prepared]]:
+    def _others(self, prepared: Prepared, *, any_work: bool = False) -> Iterator[asyncio.Task[Prepared]]:
+        first = prepared.scaled
         for scaled in prepared.others or ():
-            yield self.task(f"other: {scaled.hash}", partial(self._make_ready, scaled))
+            if any_work:
+                yield self.task(f"other, of any work: {scaled.hash}", partial(self._make_ready, scaled))
+            else:
+                yield self.task(f"other: {scaled.hash}", partial(self._make_other, scaled, first))
+
+    async def _make_other(self, scaled: ScaledProblem, first: ScaledProblem) -> Prepared:
+        """A problem at another size, unless that is seen to be much more work without running anything."""
+        least, work = [await self._work(each) for each in (first, scaled)]
+        if least and work > MAX_GROWTH * least:
+            return Prepared(scaled, None, f"{work // least} times the work of the size graded first")
+        return await self._make_ready(scaled)
+
+    async def _work(self, scaled: ScaledProblem) -> int:
+        """What a reference computes, or is given, found by shapes alone; 0 where it does not run so."""
+        find = partial(self._reference.shapes, scaled.code, self._config.precision, owner=scaled.problem.hash)
+        try:
+            shapes = await self._reference.waited(find)
+        except ReferenceModelError:
+            return 0
+        return max(reference_arithmetic(shapes.work), shapes.elements)
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config, screening = self._config, None

@@ -42,6 +42,11 @@ class Shapes:
     moved_outputs: tuple[int, ...] = ()
     """Outputs that only move elements (`InputSet.moved_outputs`)."""
 
+    @property
+    def elements(self) -> int:
+        """Of the tensors among the arguments of forward, nested ones left out."""
+        return sum(math.prod(each["shape"]) for each in self.inputs if isinstance(each, dict) and "shape" in each)
+
 
 def shapes_of_answer(header: Mapping[str, Json]) -> Shapes:
     """What the header of an answer says.

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from assay.kernels.base import Policy
-from assay.kernels.program.form import Operation, Program, operations_in
+from assay.kernels.program.form import DTYPES, Operation, Program, Window, operations_in, windows_in
 from assay.kernels.program.judging.findings import Finding
-from assay.kernels.program.operations import arithmetic_of, base_name, dtypes_of, regrouped
+from assay.kernels.program.operations import (
+    arithmetic_of,
+    base_name,
+    dtypes_of,
+    elements_read,
+    is_fraction,
+    regrouped,
+    role_of,
+)
 
 MAX_ARITHMETIC_SHARE = 0.02
 """Arithmetic that PyTorch may do beside the kernels, as a share of what it does for the reference. The most that an
@@ -58,8 +66,29 @@ def _host_arithmetic(program: Program) -> list[tuple[int, Operation]]:
     """What each operator of forward's and of the import's computes."""
     operations = list(operations_in((*program.module, *program.forward)))
     dtypes = dtypes_of(program) if operations else {}
-    counted = ((max(arithmetic_of(each), regrouped(each, dtypes)), each) for each in operations)
+    narrowed: set[int] = set()
+    counted = [
+        (max(arithmetic_of(each), regrouped(each, dtypes), _rounded(each, narrowed)), each) for each in operations
+    ]
     return [(amount, operation) for amount, operation in counted if amount]
+
+
+def _rounded(operation: Operation, narrowed: set[int]) -> int:
+    """Fractions that come back to a wider dtype from a narrower one, to which PyTorch cast them before: it rounds them,
+    which may be the work (of a quantization). `narrowed`: storages of what was cast to a narrower one so far."""
+    if role_of(operation) != "move":
+        return 0
+    widths = [_width(window) for value in elements_read(operation) for window in windows_in(value)]
+    if not widths or not all(widths):
+        return 0
+    known = any(window.storage in narrowed for value in elements_read(operation) for window in windows_in(value))
+    narrowed |= {out.storage for out in operation.outs if 0 < _width(out) < max(widths)}
+    return sum(out.elements for out in operation.outs if known and _width(out) > min(widths))
+
+
+def _width(window: Window) -> int:
+    """Bytes of a fraction; 0 for anything else."""
+    return DTYPES[window.dtype] if is_fraction(window) else 0
 
 
 def arithmetic_share(program: Program, reference: int) -> float:

@@ -43,7 +43,7 @@ norms have thousands of programs that combine thousands of elements."""
 _SAMPLE = 4
 """Pairs of elements by which a function is held against itself."""
 _ABSOLUTE = 1e-3
-"""How far two associations may be apart, as a part of the largest result."""
+"""How far two orders may be apart, as a part of the largest result."""
 
 
 def install() -> None:
@@ -102,7 +102,7 @@ def _in_trees(
     rows, length = [_axis_last(part.handle.data, axis) for part in found], parts[0].shape[-1]
     limits = [np.maximum.reduce(each) for each in zip(*(tree[len(rows) :] for tree in trees), strict=True)]
     trees = [[each.reshape(row.shape) for each, row in zip(tree, rows, strict=False)] for tree in trees]
-    if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, kinds, strict=True)):
+    if not all(_alike(*both, length) for tree in trees for both in zip(tree, rows, kinds, parts, strict=True)):
         _refuse(name)
     for place, limit in enumerate(limits):
         orders = of_orders(*_as_numbers(trees, rows, place, kinds[place]))
@@ -205,12 +205,17 @@ def _axis_back(data: Any, shape: tuple[int, ...], axis: int) -> Any:
     return np.ascontiguousarray(np.moveaxis(data, -1, axis)).reshape(shape)
 
 
-def _alike(one: Any, other: Any, dtype: Any, length: int) -> bool:
+def _alike(one: Any, other: Any, dtype: Any, operands: Any, length: int) -> bool:
+    """Whether two orders make the same but for roundings of results and of operands, which may cancel."""
     if dtype == tl.bfloat16:
-        one, other = bfloat16.wide(one), bfloat16.wide(other)
+        one, other, operands = (bfloat16.wide(each) for each in (one, other, operands))
     if other.dtype.kind != "f":
         return bool(np.array_equal(one, other))
-    largest = float(np.max(np.abs(other[np.isfinite(other)]), initial=0.0))
     spread = ROUNDINGS * length**0.5 * 2.0**-dtype.fp_mantissa_width
-    relative, absolute = max(RELATIVE, spread), max(_ABSOLUTE, spread) * largest + 1e-30
+    relative = max(RELATIVE, spread)
+    absolute = max(_ABSOLUTE, spread) * _largest(other) + spread * _largest(operands) + 1e-30
     return bool(np.allclose(one, other, rtol=relative, atol=absolute, equal_nan=True))
+
+
+def _largest(data: Any) -> float:
+    return float(np.max(np.abs(data[np.isfinite(data)]), initial=0.0))
