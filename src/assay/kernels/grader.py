@@ -26,7 +26,7 @@ from assay.kernels.numerics.stage import run_cuda
 from assay.kernels.prepared import Closed, Preparations, Prepared, shared
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.problems.sources import Problem
-from assay.kernels.program.grading import Grading, Size, of_compiler
+from assay.kernels.program.grading import Grading, OtherSizes, Size, of_compiler
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.program.verdict import UNDECIDED
@@ -225,9 +225,12 @@ class Grader:
             if self.config.backend == "cuda":
                 verdict, source, form = await self._cuda_run(size, code), code, MODULE
             else:
-                other = partial(self._preparations.other_size, prepared, size)
-                published = partial(self._preparations.published, prepared)
-                verdict, attempt = await self._grading.grade(code, size, other, published)
+                sizes = OtherSizes(
+                    other=partial(self._preparations.other_size, prepared, size),
+                    grown=partial(self._preparations.grown_size, prepared),
+                    published=partial(self._preparations.published, prepared),
+                )
+                verdict, attempt = await self._grading.grade(code, size, sizes)
                 source, form = attempt.text if attempt is not None else "", PROGRAM
         if not verdict.ok or self._stopwatch is None:
             return verdict

@@ -26,13 +26,16 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, other_sizes, task_key, unscaled
+from assay.kernels.problems.other_sizes import grown, other_sizes
+from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, task_key, unscaled
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.kernels.program.grading import Size
 from assay.kernels.program.operations import reference_arithmetic
 
 MAX_GROWTH = 10
 """Times the work of the size graded first that the other one may be."""
+MAX_GROWN = 128
+"""The same of one that is only graded where a submission is not right at the other one."""
 
 MESSAGE_CHARS = 500
 """Of why a problem cannot be looked at."""
@@ -128,6 +131,18 @@ class Preparations:
         with contextlib.suppress(Closed, ReferenceModelError):
             await self.ready(problem)
 
+    async def grown_size(self, prepared: Prepared) -> Size | None:
+        """A size of a problem at which all integers are larger than at the one graded first, with a draw; None where
+        there is none, or it is far too much work.
+
+        Raises:
+            Closed, ReferenceModelError: as above.
+        """
+        if (scaled := grown(prepared.scaled)) is None:
+            return None
+        make = partial(self._make_other, scaled, prepared.scaled, MAX_GROWN)
+        return await (await shared(self.task(f"grown: {scaled.hash}", make))).size()
+
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
         """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, whose
         tensors have other shapes, and that is not much more work than the one graded first; else the last that runs,
@@ -183,10 +198,10 @@ class Preparations:
             else:
                 yield self.task(f"other: {scaled.hash}", partial(self._make_other, scaled, first))
 
-    async def _make_other(self, scaled: ScaledProblem, first: ScaledProblem) -> Prepared:
+    async def _make_other(self, scaled: ScaledProblem, first: ScaledProblem, growth: int = MAX_GROWTH) -> Prepared:
         """A problem at another size, unless that is seen to be much more work without running anything."""
         least, work = [await self._work(each) for each in (first, scaled)]
-        if least and work > MAX_GROWTH * least:
+        if least and work > growth * least:
             return Prepared(scaled, None, f"{work // least} times the work of the size graded first")
         return await self._make_ready(scaled)
 

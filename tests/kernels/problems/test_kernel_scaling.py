@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from assay.errors import DataError
+from assay.kernels.problems.other_sizes import MOST_ALONE, MOST_GROWTH, any_smaller, apart, grown, other_sizes
 from assay.kernels.problems.scaling import (
     AS_PUBLISHED,
-    MOST_ALONE,
     Rule,
     ScaledProblem,
     halved,
     ladder,
-    other_sizes,
     scale,
     task_key,
     unscaled,
@@ -208,13 +210,66 @@ def test_other_sizes_of_a_problem_that_was_made_smaller() -> None:
 def test_all_sizes_are_others_where_twice_of_all_is_too_much_work() -> None:
     deep = TINY.replace("features = 4096", "features = 4096\n" + "".join(f"a{n} = 512\n" for n in range(4)))
     fitted = scale(problem(deep), 32)
-    grown = set()
+    grew = set()
     for seed in range(40):
-        _, nearby, *_ = other_sizes(fitted, random.Random(seed))
-        sizes = sizes_of(nearby)
-        assert sizes.pop("batch_size") == 3 and sorted(sizes.values()) == [28, 28, 28, 28, 36]
-        grown |= {name for name, size in sizes.items() if size == 36}
-    assert grown == {"features", "a0", "a1", "a2", "a3"}
+        sizes = next(found for found in map(sizes_of, other_sizes(fitted, random.Random(seed))) if 36 in found.values())
+        assert sizes.pop("batch_size") == 3 and set(sizes.values()) <= {24, 28, 36}
+        assert {sizes[f"a{n}"] for n in range(4)} <= {24, 36} and sizes["features"] in (28, 36), "apart as published"
+        grew |= {name for name, size in sizes.items() if size == 36}
+    assert grew == {"features", "a0", "a1", "a2", "a3"}
+
+
+@pytest.mark.parametrize(
+    ("published", "first"),
+    [
+        ((2048, 8192, 4096), (16, 128, 64)),
+        ((512, 128), (64, 16)),
+        ((4096, 4096, 64), (64, 64, 16)),
+        ((768, 1024, 2048), (12, 64, 128)),
+        ((130, 128), (65, 64)),
+        ((1000, 1024), (60, 64)),
+        ((8205, 2949, 5921), (63, 11, 45)),
+    ],
+)
+def test_sizes_that_differ_as_published_differ_at_one_of_two_sizes(
+    published: tuple[int, ...], first: tuple[int, ...]
+) -> None:
+    names = "MKN"[: len(published)]
+    text = TINY.replace("features = 4096", "features = 4\n" + "".join(map("{} = {}\n".format, names, published)))
+    fitted = scale(problem(text), 32)
+    now, other = sizes_of(fitted), sizes_of(next(other_sizes(fitted)))
+    assert tuple(map(other.__getitem__, names)) == first
+    for one in names:
+        for two in names:
+            if published[names.index(one)] < published[names.index(two)]:
+                assert now[one] < now[two] or other[one] < other[two]
+        assert other[one] != now[one], "a kernel may lean on the first one"
+
+
+@given(
+    st.lists(st.sampled_from([64, 96, 128, 200, 512, 1000, 1024, 4096, 8205, 65536]), min_size=1, max_size=5),
+    st.sampled_from([32, 16, 64]),
+    st.sampled_from([2, 4]),
+)
+def test_sizes_that_are_apart_keep_their_order_and_fit_what_fits_as_published(
+    published: list[int], cap: int, ratio: int
+) -> None:
+    now = {value: halved(value, cap) for value in published if value > cap}
+    found = apart(now, ratio)
+    assert found.keys() == now.keys() and all(found[value] != now[value] for value in now)
+    assert all(not size & (size - 1) or value & (value - 1) for value, size in found.items())
+    grew = math.prod(found[value] / now[value] for value in now)
+    if grew <= MOST_GROWTH:
+        assert sorted(found, key=lambda value: (found[value], value)) == sorted(found)
+
+
+def test_a_size_without_smaller_integers_is_there_for_large_blocks() -> None:
+    text = TINY.replace("features = 4096", "features = 4096\nother = 512")
+    fitted = scale(problem(text), 32)
+    first, larger = next(other_sizes(fitted)), grown(fitted)
+    assert larger is not None and any_smaller(first, fitted) and not any_smaller(larger, fitted)
+    assert sizes_of(larger) == {"batch_size": 4, "features": 256, "other": 64}
+    assert grown(unscaled(problem(TINY))) is None
 
 
 def test_other_sizes_of_a_problem_as_published_are_smaller() -> None:

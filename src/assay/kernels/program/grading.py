@@ -18,6 +18,7 @@ from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_p
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
+from assay.kernels.problems.other_sizes import any_smaller
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import RECORD, REPLAY
@@ -50,6 +51,8 @@ OTHER_SLACK = 2.0
 """Times the share of arithmetic that PyTorch may do at the other size, which may be the smaller one."""
 OTHER_PROGRAMS = 4
 """Times as many programs of a kernel may run at the other size, which may be the larger one."""
+_OF_BLOCKS = frozenset({"wrong", "crash", "compile_error"})
+"""Verdicts that blocks may have which are larger than a size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,18 @@ class Size:
         return max(reference_arithmetic(self.draw.work), outputs, 1)
 
 
-OtherSize = Callable[[], Awaitable[Size | None]]
-"""Gives the other size, once a submission is right at the first; None where a problem has only one."""
+@dataclass(frozen=True, slots=True)
+class OtherSizes:
+    """Where a submission is looked at once it is right at the first size."""
 
-PublishedSize = Callable[[], Awaitable[Shapes | str | None]]
-"""Gives what a submission is given at the published size, once it is right at smaller ones; a text that says why it
-cannot, or None where it was graded there."""
+    other: Callable[[], Awaitable[Size | None]]
+    """Gives the other size; None where a problem has only one."""
+    grown: Callable[[], Awaitable[Size | None]]
+    """Gives one without smaller integers than at the first size, where the other one has some and a submission is not
+    right there: blocks may be larger than they are."""
+    published: Callable[[], Awaitable[Shapes | str | None]]
+    """Gives what a submission is given at the published size; a text that says why it cannot, or None where it was
+    graded there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +105,16 @@ class Grading:
     clocked: Sandbox | None = None
     """Where what belongs to one candidate runs, on its clock."""
 
-    async def grade(
-        self, code: str, size: Size, other: OtherSize, published: PublishedSize
-    ) -> tuple[Verdict, Attempt | None]:
+    async def grade(self, code: str, size: Size, sizes: OtherSizes) -> tuple[Verdict, Attempt | None]:
         """The verdict, and what was recorded at the first size, where that may be replayed.
 
         Raises:
             SandboxError: no job at all can be run here.
         """
         own = replace(self, clocked=OneClock(self.sandbox, self.config.wall_s))
-        return await own._grade(code, size, other, published)
+        return await own._grade(code, size, sizes)
 
-    async def _grade(
-        self, code: str, size: Size, other: OtherSize, published: PublishedSize
-    ) -> tuple[Verdict, Attempt | None]:
+    async def _grade(self, code: str, size: Size, sizes: OtherSizes) -> tuple[Verdict, Attempt | None]:
         evidence: dict[str, Json] = {"scaling": size.scaled.scaling.to_json()}
         whole = await self._record(code, size.draw)
         if isinstance(whole, Outcome):
@@ -129,9 +134,9 @@ class Grading:
         trials = size.draw.trials(self.config.num_correct_trials)
         verdict = await self._replay(attempt, size, evidence, trials, 1, self._on_gpu)
         if verdict.ok:
-            verdict = await self._at_another_size(verdict, code, size, other, whole, compiled)
+            verdict = await self._at_another_size(verdict, code, size, sizes, whole, compiled)
         if verdict.ok:
-            verdict = await self._at_published_size(verdict, code, size, published, whole.program)
+            verdict = await self._at_published_size(verdict, code, size, sizes, whole.program)
         if verdict.ok and check == "right" and not first:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
@@ -199,33 +204,20 @@ class Grading:
         verdict: Verdict,
         code: str,
         graded: Size,
-        other: OtherSize,
+        sizes: OtherSizes,
         first: Attempt,
         compiled: CompileReport | None,
     ) -> Verdict:
-        """The verdict once the submission was recorded and replayed at another size too, where there is one, and
-        compiled there where it is larger or launches other kernels. What did not compile at the first size is left out
-        again."""
-        size = await other()
+        """The verdict once the submission was graded at another size too, where there is one."""
+        size = await sizes.other()
         if size is None:
             return replace(verdict, evidence={**verdict.evidence, "sizes": 1})
-        attempt = await self._record(code, size.draw, OTHER_SLACK)
-        if isinstance(attempt, Attempt) and compiled is not None and _alike(attempt.program, first.program):
-            attempt = await asyncio.to_thread(compilable, attempt, compiled)
-        if isinstance(attempt, Outcome):
-            again = verdict_of(attempt, {})
-        else:
-            larger = size.work > graded.work
-            again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS, self._on_gpu)
-            # Blocks of smaller sizes may be too small for a GPU's products, which says nothing about larger ones.
-            if again.kind == "compile_error" and self._on_gpu and not larger:
-                again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS, on_gpu=False)
-            if again.ok and self._compiles and (larger or _kernels(attempt.program) - _kernels(first.program)):
-                report = await self._compile(attempt)
-                refused = of_compiler(report, {})
-                again = as_compiled(again, report) if refused is None else refused
-                if again.ok:
-                    again = await self._as_triton_reads(again, code, size, attempt, report)
+        again = await self._at(size, code, graded, first, compiled)
+        of_blocks = again.kind in _OF_BLOCKS and any_smaller(size.scaled, graded.scaled)
+        if of_blocks and (grown := await sizes.grown()) is not None:
+            larger = await self._at(grown, code, graded, first, compiled)
+            if larger.ok:
+                size, again = grown, replace(larger, cpu_s=larger.cpu_s + again.cpu_s)
         if not again.ok:
             where = f"right at the first size, but not at another one ({size.scaled.scaling})"
             return at_another_size(again, verdict, where)
@@ -237,12 +229,33 @@ class Grading:
             evidence={**verdict.evidence, "sizes": 2, "other_scaling": size.scaled.scaling.to_json()},
         )
 
+    async def _at(self, size: Size, code: str, graded: Size, first: Attempt, compiled: CompileReport | None) -> Verdict:
+        """The verdict of a submission recorded and replayed at another size, and compiled there where it is larger or
+        launches other kernels. What did not compile at the first size is left out again."""
+        attempt = await self._record(code, size.draw, OTHER_SLACK)
+        if isinstance(attempt, Attempt) and compiled is not None and _alike(attempt.program, first.program):
+            attempt = await asyncio.to_thread(compilable, attempt, compiled)
+        if isinstance(attempt, Outcome):
+            return verdict_of(attempt, {})
+        larger = size.work > graded.work
+        again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS, self._on_gpu)
+        # Blocks of smaller sizes may be too small for a GPU's products, which says nothing about larger ones.
+        if again.kind == "compile_error" and self._on_gpu and not larger:
+            again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS, on_gpu=False)
+        if again.ok and self._compiles and (larger or _kernels(attempt.program) - _kernels(first.program)):
+            report = await self._compile(attempt)
+            refused = of_compiler(report, {})
+            again = as_compiled(again, report) if refused is None else refused
+            if again.ok:
+                again = await self._as_triton_reads(again, code, size, attempt, report)
+        return again
+
     async def _at_published_size(
-        self, verdict: Verdict, code: str, size: Size, published: PublishedSize, first: Program
+        self, verdict: Verdict, code: str, size: Size, sizes: OtherSizes, first: Program
     ) -> Verdict:
         """The verdict once the submission was recorded at the published size too, where the problem was made smaller.
         Nothing is replayed there."""
-        shapes = await published()
+        shapes = await sizes.published()
         if shapes is None:
             return verdict
         if isinstance(shapes, str):
