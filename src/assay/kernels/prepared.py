@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -26,16 +26,14 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.problems.other_sizes import grown, other_sizes
-from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, task_key, unscaled
+from assay.kernels.problems.other_sizes import MOST_GROWN, grown, other_sizes
+from assay.kernels.problems.scaling import Rule, ScaledProblem, keeps_sizes, task_key, unscaled
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.kernels.program.grading import Size
 from assay.kernels.program.operations import reference_arithmetic
 
-MAX_GROWTH = 10
-"""Times the work of the size graded first that the other one may be."""
-MAX_GROWN = 128
-"""The same of one that is only graded where a submission is not right at the other one."""
+MAX_GROWTH: Mapping[Rule, int] = {"other": 8, "apart": 32}
+"""Times the work of the size graded first that another one may be: more where it tells apart what is equal there."""
 
 MESSAGE_CHARS = 500
 """Of why a problem cannot be looked at."""
@@ -140,7 +138,7 @@ class Preparations:
         """
         if (scaled := grown(prepared.scaled)) is None:
             return None
-        make = partial(self._make_other, scaled, prepared.scaled, MAX_GROWN)
+        make = partial(self._make_other, scaled, prepared.scaled, MOST_GROWN)
         return await (await shared(self.task(f"grown: {scaled.hash}", make))).size()
 
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
@@ -155,7 +153,7 @@ class Preparations:
         for task in self._others(prepared):
             if (size := await (await shared(task)).size()) is not None:
                 found = size
-                if size.work <= MAX_GROWTH * first.work and size.shapes != first.shapes:
+                if size.work <= _most_growth(size.scaled) * first.work and size.shapes != first.shapes:
                     break
         for task in self._others(prepared, any_work=True) if found is None else ():
             if (found := await (await shared(task)).size()) is not None:
@@ -196,9 +194,9 @@ class Preparations:
             if any_work:
                 yield self.task(f"other, of any work: {scaled.hash}", partial(self._make_ready, scaled))
             else:
-                yield self.task(f"other: {scaled.hash}", partial(self._make_other, scaled, first))
+                yield self.task(f"other: {scaled.hash}", partial(self._make_other, scaled, first, _most_growth(scaled)))
 
-    async def _make_other(self, scaled: ScaledProblem, first: ScaledProblem, growth: int = MAX_GROWTH) -> Prepared:
+    async def _make_other(self, scaled: ScaledProblem, first: ScaledProblem, growth: int) -> Prepared:
         """A problem at another size, unless that is seen to be much more work without running anything."""
         least, work = [await self._work(each) for each in (first, scaled)]
         if least and work > growth * least:
@@ -277,6 +275,11 @@ async def shared(task: asyncio.Task[T]) -> T:
     if task.cancelled():
         raise Closed
     return task.result()
+
+
+def _most_growth(scaled: ScaledProblem) -> int:
+    """Times the work of the size graded first that this size may be."""
+    return MAX_GROWTH.get(scaled.scaling.rule, MAX_GROWTH["other"])
 
 
 def _is_stale(task: asyncio.Task[Prepared]) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from assay.kernels.problems.integers import Group, Integer, alike, integers_of
-from assay.kernels.problems.scaling import SMALL, Change, ScaledProblem, Scaling, edited, halved, unscaled
+from assay.kernels.problems.scaling import SMALL, Change, Rule, ScaledProblem, Scaling, edited, halved, unscaled
 from assay.kernels.problems.sources import Problem
 from assay.syntax import parsed
 
@@ -29,6 +29,8 @@ RATIOS = (4, 2)
 """How many times one size is another, at most, where the published one is: a sequence and its window or its chunks."""
 MOST_GROWTH = 8
 """Times by which the product of all sizes grows at most, where some can shrink for that."""
+MOST_GROWN = 128
+"""The same of sizes of which none shrinks."""
 PARTS = (8, 4, 2)
 """By which parts of them integers change a little; by a larger part where sizes do not fit together."""
 _NEARLY = 0.9
@@ -41,8 +43,13 @@ def other_sizes(scaled: ScaledProblem, rng: random.Random | None = None) -> Iter
     """The sizes to try, one after the other: they may not fit together, or be too large. `rng` draws what is random."""
     known = _Integers.of(scaled)
     seen = {scaled.code}
+    larger = known.resized(known.larger)
+    for changed in known.apart():
+        found = known.resized(changed, "apart")
+        if found.code not in seen and found.code != larger.code:
+            seen.add(found.code)
+            yield found
     for changed in (
-        *known.apart(),
         known.larger,
         known.doubled,
         *known.a_little(rng),
@@ -62,7 +69,9 @@ def grown(scaled: ScaledProblem) -> ScaledProblem | None:
     known = _Integers.of(scaled)
     if not known.larger:
         return None
-    return known.resized({**known.larger, **known.by_value(apart(known.published, RATIOS[0], growth=math.inf))})
+    ways = [_apart(known.published, ratio, ()) for ratio in RATIOS]
+    chosen = next((way for way in ways if _growth(way, known.published) <= MOST_GROWN), ways[-1])
+    return known.resized({**known.larger, **known.by_value(chosen)}, "apart")
 
 
 def any_smaller(other: ScaledProblem, first: ScaledProblem) -> bool:
@@ -91,7 +100,7 @@ class _Integers:
         now = {each: new[each.start_of] for each in found if each.start_of in new}
         return cls(scaled.problem, tuple(found), now, alike(found))
 
-    def resized(self, changed: Mapping[Integer, int]) -> ScaledProblem:
+    def resized(self, changed: Mapping[Integer, int], rule: Rule = "other") -> ScaledProblem:
         """The problem with other integers, and those graded first where none is given."""
         sizes = {each: changed.get(each, self.now.get(each, each.value)) for each in self.integers}
         new = {each: value for each, value in sizes.items() if value != each.value}
@@ -99,7 +108,7 @@ class _Integers:
             return unscaled(self.problem)
         changes = tuple(Change(each.place, each.name, each.line, each.value, v, each.start) for each, v in new.items())
         edits = [(each, str(value)) for each, value in new.items()]
-        return ScaledProblem(self.problem, edited(self.problem.code, edits), Scaling("other", changes=changes))
+        return ScaledProblem(self.problem, edited(self.problem.code, edits), Scaling(rule, changes=changes))
 
     @property
     def doubled(self) -> dict[Integer, int]:
@@ -185,8 +194,11 @@ def apart(
     """
     shrinking = [value for value in sorted(now) if _may_shrink(value, now[value], kept)]
     ways = [_apart(now, ratio, shrinking[:count]) for count in range(len(shrinking) + 1)]
-    grown = (way for way in ways if math.prod(size / now[value] for value, size in way.items()) <= growth)
-    return next(grown, ways[0])
+    return next((way for way in ways if _growth(way, now) <= growth), ways[0])
+
+
+def _growth(sizes: Mapping[int, int], now: Mapping[int, int]) -> float:
+    return math.prod(size / now[value] for value, size in sizes.items())
 
 
 def _may_shrink(published: int, now: int, kept: Collection[int]) -> bool:
@@ -202,9 +214,9 @@ def _apart(now: Mapping[int, int], ratio: int, shrinking: Collection[int]) -> di
     before, size = 0, 0
     for value in sorted(now):
         least = size * min(ratio, value / before) * _NEARLY if before else 0
-        factors = [0.5] * (value in shrinking) + [2, 4, 8, 16]
+        factors = [0.5] * (value in shrinking) + [2**power for power in range(1, 8)]
         sizes = [_times(value, now[value], factor) for factor in factors]
-        before, size = value, next((each for each in sizes if each >= least), _times(value, now[value], 2))
+        before, size = value, next((each for each in sizes if each >= least), sizes[-1])
         found[value] = size
     return found
 
