@@ -253,6 +253,30 @@ def test_casts_to_whole_numbers_are_arithmetic() -> None:
         assert arithmetic_of(forward(step).forward[0]) == expected  # type: ignore[arg-type]
 
 
+def cast(read: Any, to: str, place: int) -> Any:
+    return operation("_to_copy.default", read, outs=(window(place, dtype=to),), dtype={"dtype": to})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "rounds"),
+    [
+        (("float16", "float32"), True),
+        (("bfloat16", "bfloat16", "float32"), True),
+        (("float16",), False),
+        (("float64", "float64"), False),
+        (("float16", "bfloat16"), False),
+    ],
+    ids=["there and back", "copied between", "narrow alone", "wide", "as narrow"],
+)
+def test_casts_there_and_back_round(kinds: tuple[str, ...], rounds: bool) -> None:
+    taken, steps = window(0), []
+    for place, kind in enumerate(kinds, start=3):
+        steps.append(cast(taken, kind, place))
+        taken = window(place, dtype=kind)
+    program = forward(*steps, storages=[4 * N] * 3 + [8 * N] * len(kinds))
+    assert bool(rules.host_arithmetic(program, 2 * N)) == rounds and not rules.host_arithmetic(program, 100 * N)
+
+
 def test_the_reference_counts_a_multiply_add_as_two() -> None:
     assert reference_arithmetic({"mm": (1, 100), "relu": (2, 30), "view": (4, 0)}) == 230
 

@@ -82,7 +82,7 @@ def _rounded(operation: Operation, narrowed: set[int]) -> int:
     if not widths or not all(widths):
         return 0
     known = any(window.storage in narrowed for value in elements_read(operation) for window in windows_in(value))
-    narrowed |= {out.storage for out in operation.outs if 0 < _width(out) < max(widths)}
+    narrowed |= {out.storage for out in operation.outs if 0 < _width(out) < max(widths) or (known and _width(out))}
     return sum(out.elements for out in operation.outs if known and _width(out) > min(widths))
 
 
