@@ -23,6 +23,15 @@ TAKEN = {
     ),
     "a size": "n = torch.tensor([[2, 3]])\nassert torch.empty(int(n[0, 0])).shape == (2,)\nlist(range(n[0, 1]))",
     "text": "assert str(torch.arange(3)) == 'tensor([0, 1, 2])' and f'{torch.tensor(2)}' == '2'",
+    "arrays": (
+        "import numpy\nt = torch.arange(3)\nassert t.numpy().tolist() == [0, 1, 2] == list(numpy.asarray(t))\n"
+        "try:\n    t.numpy()[0] = 5\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError"
+    ),
+    "comparisons": (
+        "t = torch.linspace(0, 1, 3)\nassert torch.equal(t, t.clone()) and torch.allclose(t, t + 1e-9)\n"
+        "assert (t >= 0).all() and not t.equal(t.flip(0))"
+    ),
+    "places": "assert torch.nonzero(torch.tensor([0, 3, 0, 2])).flatten().tolist() == [1, 3]",
     "another dtype": "assert torch.tensor([1.5, -1.5]).to(torch.int64).double().tolist() == [1, -1]",
 }
 READ = {
@@ -36,7 +45,8 @@ READ = {
     "a parameter": "self.frequency.cpu().tolist()",
     "what nothing wrote": "torch.empty(2).tolist()",
     "more than is kept": "torch.zeros(1 << 20)[0].item()",
-    "its memory": "torch.zeros(2).numpy()",
+    "an array of an input": "x.cpu().numpy()",
+    "a comparison with an input": "torch.equal(x.cpu(), torch.zeros(1))",
     "pinned memory, where a kernel may write": "torch.zeros(2).pin_memory().tolist()",
 }
 

@@ -277,6 +277,23 @@ def test_casts_there_and_back_round(kinds: tuple[str, ...], rounds: bool) -> Non
     assert bool(rules.host_arithmetic(program, 2 * N)) == rounds and not rules.host_arithmetic(program, 100 * N)
 
 
+def test_what_a_kernel_wrote_and_another_reads_is_cast_by_kernels() -> None:
+    cast_ = cast(window(1), "float16", 3)
+    copied = operation("clone.default", window(1), outs=(window(4),))
+    after = launch(x={"window": window(3, dtype="float16")}, y={"window": window(4)}, n=N, BLOCK=4)
+    storages = [4 * N] * 3 + [2 * N, 4 * N]
+    through = cast(window(4), "float16", 3)
+    for steps, rounds in (
+        ([launch(), cast_, after], True),
+        ([launch(), copied, through, after], True),
+        ([launch(), cast_], False),
+        ([cast_, after], False),
+        ([launch(), copied, after], False),
+    ):
+        program = made(forward=[*steps, launch()], storages=storages)
+        assert bool(rules.host_arithmetic(program, 2 * N)) == rounds, steps
+
+
 def test_the_reference_counts_a_multiply_add_as_two() -> None:
     assert reference_arithmetic({"mm": (1, 100), "relu": (2, 30), "view": (4, 0)}) == 230
 

@@ -9,16 +9,16 @@
     faint       given, one slice along each axis all zeros and one close to zero (shows what keeps a norm finite)
     permuted    the given elements in another order
 
-What an input may be is read off the given draw. Whole numbers stay within the range that was drawn, distinct ones stay
-distinct, in each row where rows have the same, sorted ones are left alone (offsets, positions). Floats that are sorted
-along an axis stay so (edges, knots, CDFs), and distinct where they were: a search in others is undefined. Boolean masks
-only change places of whole rows, so a row that was legal stays so, or of the elements of a row where all rows are
-alike; masks that are the same everywhere, and whole numbers that are (kinds, flags, lengths), are not in some families.
-Complex numbers are varied in both parts; those of absolute value 1 stay so. Elements equal in two draws stay
-equal. Rows that sum to 1 stay probabilities; floats that are a few whole numbers stay labels from among them. Triangles
-keep their zeros and symmetric matrices their symmetry. A domain that cannot be seen (a square root that wants positive
-inputs) shows in the reference: in a family in which it is not finite, inputs are brought into domains that it takes
-(`domains`), or are not varied.
+What an input may be is read off the given draw. Whole numbers stay within the range that was drawn (in `sparse` most
+are one number, in `faint` those of a slice), distinct ones stay distinct, in each row where rows have the same, sorted
+ones are left alone (offsets, positions). Floats that are sorted along an axis stay so (edges, knots, CDFs), and
+distinct where they were, in random steps: a search in others is undefined. Boolean masks only change places of whole
+rows, so a row that was legal stays so, or of the elements of a row where all rows are alike; masks that are the same
+everywhere, and whole numbers that are (kinds, flags, lengths), are not in some families. Complex numbers are varied in
+both parts; those of absolute value 1 stay so. Elements equal in two draws stay equal. Rows that sum to 1 stay
+probabilities; floats that are a few whole numbers stay labels from among them. Triangles keep their zeros and symmetric
+matrices their symmetry. A domain that cannot be seen (a square root that wants positive inputs) shows in the reference:
+in a family in which it is not finite, inputs are brought into domains that it takes (`domains`), or are not varied.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _vary_value(value: Value, family: Family, rng: np.random.Generator, other: V
         case _:
             new = array
     if np.issubdtype(new.dtype, np.floating):
-        new = as_sorted(new, array.astype(np.float64), (array if twin is None else twin).astype(np.float64))
+        new = as_sorted(new, array.astype(np.float64), (array if twin is None else twin).astype(np.float64), rng)
     if flags and family == "signed" and np.array_equal(new, array):  # steps of what has to be distinct
         return _vary_value(value, family, rng, other, False)
     made = host_tensor(new, value.dtype)
@@ -247,9 +247,10 @@ def _as_repeated(new: Floats, one: Floats, other: Floats) -> Floats:
     return made.reshape(new.shape)
 
 
-def as_sorted(new: Array, one: Floats, other: Floats) -> Array:
-    """New elements, sorted along each axis along which two draws both are; the given ones, where elements that differ
-    along it would not. Triangles and symmetric matrices have a form of their own, and probabilities their sums."""
+def as_sorted(new: Array, one: Floats, other: Floats, rng: np.random.Generator | None = None) -> Array:
+    """New elements, sorted along each axis along which two draws both are; the given ones in other steps (`rng`), where
+    elements that differ along it would not. Triangles and symmetric matrices have a form of their own, and
+    probabilities their sums."""
     if triangle(one) is not None or _is_symmetric(one):
         return new
     summed = _probability_axis(one)
@@ -261,8 +262,24 @@ def as_sorted(new: Array, one: Floats, other: Floats) -> Array:
             new = np.flip(np.sort(new, axis), axis) if step < 0 else np.sort(new, axis)
             found = np.moveaxis(new, axis, -1)[..., ::step].astype(np.float64)
             if any(_is_strict(draw) for draw in draws) and not _is_strict(found):
-                return one
+                return one if rng is None or summed is not None else _in_other_steps(one, axis, rng)
     return new
+
+
+def _in_other_steps(x: Floats, axis: int, rng: np.random.Generator) -> Floats:
+    """Elements that are sorted along an axis, with the same ends and steps that are each as many times as large as a
+    random factor along the axis says: equal steps are equal no more."""
+    rows = np.moveaxis(x, axis, -1)
+    steps = np.diff(rows, axis=-1) * np.exp(rng.standard_normal(rows.shape[-1] - 1))
+    whole, total = rows[..., -1:] - rows[..., :1], steps.sum(-1, keepdims=True)
+    steps = np.where(total != 0, steps * whole / np.where(total != 0, total, 1.0), steps)
+    new = np.concatenate([rows[..., :1], rows[..., :1] + np.cumsum(steps, -1)], -1)
+    return np.moveaxis(new, -1, axis) if _is_sorted_alike(new, rows) else x
+
+
+def _is_sorted_alike(new: Floats, rows: Floats) -> bool:
+    """Whether rows ascend, or descend, where others do."""
+    return np.array_equal(np.sign(np.diff(new, axis=-1)), np.sign(np.diff(rows, axis=-1)))
 
 
 def _is_sorted(rows: Floats) -> bool:
@@ -349,7 +366,12 @@ def _redrawn(array: Array, family: Family, rng: np.random.Generator) -> Array:
     if family == "permuted":
         return _shuffled(array, rng)
     low, high = int(array.min()), int(array.max())
-    return rng.integers(low, high, array.shape, endpoint=True).astype(array.dtype)
+    new = rng.integers(low, high, array.shape, endpoint=True).astype(array.dtype)
+    if family == "faint":
+        return np.where(faint_slices(array.shape, rng, symmetric=False) == 0, rng.choice(array.ravel()), new)
+    if family == "sparse":
+        return np.where(rng.random(array.shape) < SPARSITY, rng.choice(np.array([low, high, new.flat[0]])), new)
+    return new
 
 
 def _shuffled(array: npt.NDArray[np.generic], rng: np.random.Generator) -> npt.NDArray[np.generic]:

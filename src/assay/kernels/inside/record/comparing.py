@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.kernels.operators import normal_name
+from assay.kernels.program.operations import RANDOM
 from assay.types import Json
 
 Call = tuple[Sequence[Json], Sequence[Json], Sequence[Json]]
@@ -279,3 +280,30 @@ def groups_of(names: Sequence[str]) -> list[tuple[str, ...]]:
     pairs = list(itertools.combinations(names, 2)) if len(names) > 2 else []
     larger = [tuple(chance.sample(names, chance.randrange(3, len(names)))) for _ in range(MORE) if len(names) > 3]
     return [*((name,) for name in names), *chance.sample(pairs, min(PAIRS, len(pairs))), *larger]
+
+
+def in_use(steps: Sequence[Json], windows: Sequence[Json], later: Sequence[Json]) -> list[Json]:
+    """Steps without those of the constructor's or the module's that write only what nothing reads afterwards, as what
+    host code made for itself to read. Draws stay, since later ones go on where they left the generator; a step is empty
+    where a move was none, since nothing uses what it left behind.
+
+    Args:
+        steps: Of one phase, in their order.
+        windows: What a caller has.
+        later: Steps after them.
+    """
+    live = {window[0] for window in (*windows, *(each for step in later for each in _all_windows(step)))}
+    kept = []
+    for step in reversed([step for step in steps if step]):
+        draws = "op" in step and normal_name(step["op"].partition(".")[0]) in RANDOM
+        if "op" not in step or draws or any(out[0] in live for out in step["outs"]):
+            live |= {window[0] for window in _all_windows(step)}
+            kept.append(step)
+    return kept[::-1]
+
+
+def _all_windows(step: Json) -> Iterator[Json]:
+    """Those of a step, and of what a tuner does around it."""
+    if step:
+        yield from _windows_of(step)
+        yield from (window for steps in step.get("tuning", ()) for each in steps for window in _windows_of(each))

@@ -31,7 +31,7 @@ from assay.kernels.inside.problem import truncated
 from assay.kernels.inside.problem.values import tensors_in
 from assay.kernels.inside.problem.weights import is_fraction
 from assay.kernels.inside.record import launches, light, reads, streams
-from assay.kernels.inside.record.comparing import Call, compare, groups_of, made_of, remade, settled
+from assay.kernels.inside.record.comparing import Call, compare, groups_of, in_use, made_of, remade, settled
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models, process
 from assay.kernels.inside.record.host.returned import Lists, check_returned
@@ -243,11 +243,12 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             raise NotRecordableError(launches.CALLED_BACK)
     if tape.replaced and not compared.differs:
         raise WrongOutputError(tape.replaced)
+    windows = [*inputs, *init_inputs, *outputs, *(window for _, window in (*named, *held))]
+    init = in_use(init, windows, forward)
     return {
         **{"version": 1, "storages": sizes, "constants": tape.constants},
         **{"inputs": inputs, "init_inputs": init_inputs, "params": named, "buffers": held},
-        # A step is empty where a move was none, since nothing uses what it left behind.
-        **{"module": [step for step in module if step], "init": [step for step in init if step]},
+        **{"module": in_use(module, windows, [*init, *forward]), "init": init},
         **{"outputs": outputs, "forward": forward, "kernels": capture.kernels.entries},
         **{"differs": compared.differs[:MAX_DIFFERS], "kept": compared.kept},
         **{"once": compared.once, "unchanged": compared.unchanged},

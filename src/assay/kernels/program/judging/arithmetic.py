@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.kernels.base import Policy
-from assay.kernels.program.form import DTYPES, Operation, Program, Window, operations_in, windows_in
+from assay.kernels.program.form import DTYPES, Launch, Operation, Program, Window, operations_in, windows_in
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.operations import (
     arithmetic_of,
@@ -66,24 +66,47 @@ def _host_arithmetic(program: Program) -> list[tuple[int, Operation]]:
     """What each operator of forward's and of the import's computes."""
     operations = list(operations_in((*program.module, *program.forward)))
     dtypes = dtypes_of(program) if operations else {}
-    narrowed: set[int] = set()
+    rounded = _rounded(program) if operations else {}
     counted = [
-        (max(arithmetic_of(each), regrouped(each, dtypes), _rounded(each, narrowed)), each) for each in operations
+        (max(arithmetic_of(each), regrouped(each, dtypes), rounded.get(id(each), 0)), each) for each in operations
     ]
     return [(amount, operation) for amount, operation in counted if amount]
 
 
-def _rounded(operation: Operation, narrowed: set[int]) -> int:
-    """Fractions that come back to a wider dtype from a narrower one, to which PyTorch cast them before: it rounds them,
-    which may be the work (of a quantization). `narrowed`: storages of what was cast to a narrower one so far."""
-    if role_of(operation) != "move":
-        return 0
-    widths = [_width(window) for value in elements_read(operation) for window in windows_in(value)]
-    if not widths or not all(widths):
-        return 0
-    known = any(window.storage in narrowed for value in elements_read(operation) for window in windows_in(value))
-    narrowed |= {out.storage for out in operation.outs if 0 < _width(out) < max(widths) or (known and _width(out))}
-    return sum(out.elements for out in operation.outs if known and _width(out) > min(widths))
+def _rounded(program: Program) -> dict[int, int]:
+    """Operators that cast fractions to narrower ones where that may be the work (of a rounding, a comparison by what
+    overflows) -> elements: where a kernel goes on with what a kernel wrote, and where PyTorch casts it back."""
+    found: dict[int, int] = {}
+    made, narrowed, waiting = set[int](), set[int](), dict[int, list[Operation]]()
+    for step in (*program.module, *program.forward):
+        if isinstance(step, Launch):
+            used = {
+                window.storage for variant in step.variants for _, value in variant.args for window in windows_in(value)
+            }
+            found |= {id(each): _elements(each) for storage in used for each in waiting.pop(storage, ())}
+            made |= used
+            continue
+        read = [window for value in elements_read(step) for window in windows_in(value)]
+        widths = [_width(window) for window in read]
+        if role_of(step) != "move" or not widths or not all(widths):
+            continue
+        came, known = ({window.storage for window in read} & each for each in (made, narrowed))
+        for out in step.outs:
+            if known and _width(out) > min(widths):
+                found[id(step)] = _elements(step)
+            if 0 < _width(out) < max(widths) and came:
+                waiting.setdefault(out.storage, []).append(step)
+            elif came:
+                waiting.setdefault(out.storage, []).extend(each for one in came for each in waiting.get(one, ()))
+            if 0 < _width(out) < max(widths) or (known and _width(out)):
+                narrowed.add(out.storage)
+            if came:
+                made.add(out.storage)
+    return found
+
+
+def _elements(operation: Operation) -> int:
+    return sum(out.elements for out in operation.outs)
 
 
 def _width(window: Window) -> int:

@@ -6,9 +6,10 @@ are often read from `torch.linspace`. Nothing is computed before host code reads
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from assay.kernels.inside.record.reads import RAISED
@@ -19,10 +20,21 @@ MOST_BYTES = 1 << 16
 READS = frozenset(
     {
         *("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__"),
-        *("__repr__", "__format__"),
+        *("__repr__", "__format__", "numpy", "__array__"),
     }
 )
-"""Methods that give Python's numbers or text, and no memory of the tensor's."""
+"""Methods that give Python's numbers or text; of arrays a copy that nobody can write."""
+OPERATORS = frozenset({"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "bincount"})
+"""Operators whose answer, or the shape of it, depends on values."""
+
+
+def answer(name: str, held: torch.Tensor, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What a method of `READS` gives of a tensor with its values."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        found = getattr(torch.Tensor, name)(held.clone(), *args, **named)
+    if isinstance(found, np.ndarray):
+        found.flags.writeable = False  # the tensor's own memory, for PyTorch, in which a change would show
+    return found
 
 
 class _UnknownError(Exception):
