@@ -26,9 +26,10 @@ from assay.kernels.numerics.stage import run_cuda
 from assay.kernels.prepared import Closed, Preparations, Prepared, shared
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.problems.sources import Problem
-from assay.kernels.program.grading import Grading, OtherSizes, Size, of_compiler
+from assay.kernels.program.grading import Grading, of_compiler
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
+from assay.kernels.program.sizes.given import OtherSizes, Size
 from assay.kernels.program.verdict import UNDECIDED
 from assay.kernels.sandboxes import sandbox_for
 from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, without_mark
@@ -229,6 +230,8 @@ class Grader:
                     other=partial(self._preparations.other_size, prepared, size),
                     grown=partial(self._preparations.grown_size, prepared),
                     published=partial(self._preparations.published, prepared),
+                    shapes=self._preparations.shapes_at,
+                    stretched=self._preparations.stretched_size,
                 )
                 verdict, attempt = await self._grading.grade(code, size, sizes)
                 source, form = attempt.text if attempt is not None else "", PROGRAM

@@ -29,11 +29,13 @@ from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.other_sizes import MOST_GROWN, grown, other_sizes
 from assay.kernels.problems.scaling import Rule, ScaledProblem, keeps_sizes, task_key, unscaled
 from assay.kernels.problems.sources import Problem, find_fault
-from assay.kernels.program.grading import Size
 from assay.kernels.program.operations import reference_arithmetic
+from assay.kernels.program.sizes.given import Size
 
 MAX_GROWTH: Mapping[Rule, int] = {"other": 8, "apart": 32}
 """Times the work of the size graded first that another one may be: more where it tells apart what is equal there."""
+MAX_STRETCHED = 1 << 22
+"""Arithmetic of a reference, and elements that it is given, at a size of which one integer alone is larger."""
 
 MESSAGE_CHARS = 500
 """Of why a problem cannot be looked at."""
@@ -141,6 +143,24 @@ class Preparations:
         make = partial(self._make_other, scaled, prepared.scaled, MOST_GROWN)
         return await (await shared(self.task(f"grown: {scaled.hash}", make))).size()
 
+    async def shapes_at(self, scaled: ScaledProblem) -> Shapes | None:
+        """What a submission is given at a size of its problem, by shapes alone; None where the reference does not run.
+
+        Raises:
+            Closed: the grader was closed meanwhile.
+        """
+        return (await shared(self.task(f"shapes at: {scaled.hash}", partial(self._make_shapes, scaled)))).shapes
+
+    async def stretched_size(self, scaled: ScaledProblem) -> Size | None:
+        """A size of a problem, with a draw; None where it is more work than a replay has time for.
+
+        Raises:
+            Closed, ReferenceModelError: as above.
+        """
+        if not 0 < await self._work(scaled) <= MAX_STRETCHED:
+            return None
+        return await (await shared(self.task(f"stretched: {scaled.hash}", partial(self._make_ready, scaled)))).size()
+
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
         """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, whose
         tensors have other shapes, and that is not much more work than the one graded first; else the last that runs,
@@ -176,13 +196,12 @@ class Preparations:
         if self._config.backend != "triton" or not prepared.has_others or prepared.scaled.scaling.rule == "none":
             return None
         problem = prepared.scaled.problem
-        return self.task(f"shapes: {problem.hash}", partial(self._make_shapes, problem))
+        return self.task(f"shapes: {problem.hash}", partial(self._make_shapes, unscaled(problem)))
 
-    async def _make_shapes(self, problem: Problem) -> Prepared:
-        """A problem at its published size, by shapes alone. One that does not run without values never will."""
-        source = unscaled(problem)
+    async def _make_shapes(self, source: ScaledProblem) -> Prepared:
+        """A problem at a size, by shapes alone. One that does not run without values never will."""
         try:
-            find = partial(self._reference.shapes, problem.code, self._config.precision, owner=problem.hash)
+            find = partial(self._reference.shapes, source.code, self._config.precision, owner=source.problem.hash)
             shapes = await self._reference.waited(find)
         except ReferenceModelError as error:
             return Prepared(source, None, str(error)[:MESSAGE_CHARS], lasting=error.kind != "crash")

@@ -21,7 +21,7 @@ from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.problems.scaling import unscaled
 from assay.kernels.problems.sources import load_problems
 from assay.kernels.program import grading
-from assay.kernels.program.grading import Grading, Size
+from assay.kernels.program.grading import Grading
 from assay.kernels.program.jobs import NO_KERNEL, REPLAY, Replay, measured
 from assay.kernels.program.judging.answers import Answers
 from assay.kernels.program.judging.outcome import Attempt, Outcome
@@ -29,6 +29,7 @@ from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.on_device import device_job, in_device_order, judge_on_device
 from assay.kernels.program.planning import plan
+from assay.kernels.program.sizes.given import Size
 from assay.kernels.program.trial import record
 from assay.sandbox import JobResult
 from support.device_stand_in import run_on_stand_in

@@ -74,6 +74,21 @@ def grown(scaled: ScaledProblem) -> ScaledProblem | None:
     return known.resized({**known.larger, **known.by_value(chosen)}, "apart")
 
 
+def stretchable(scaled: ScaledProblem) -> list[tuple[int, int]]:
+    """Published sizes that were made smaller, and how many times they can be doubled at most; those of a batch last."""
+    known = _Integers.of(scaled)
+    of_batch = {each.value for each in known.now if each.of_batch}
+    powers = {each.value: (each.value // now).bit_length() - 1 for each, now in known.now.items()}
+    return sorted(((v, most) for v, most in powers.items() if most), key=lambda pair: (pair[0] in of_batch, -pair[0]))
+
+
+def stretched(scaled: ScaledProblem, published: int, power: int) -> ScaledProblem:
+    """Sizes graded first, but for the integers of one published size: so many times doubled."""
+    known = _Integers.of(scaled)
+    chosen = {each: now for each, now in known.now.items() if each.value == published}
+    return known.resized({each: _times(published, now, 2**power) for each, now in chosen.items()}, "stretched")
+
+
 def any_smaller(other: ScaledProblem, first: ScaledProblem) -> bool:
     """Whether any integer is smaller than at the size graded first."""
     now = {change.start_of: change.new for change in first.scaling.changes}

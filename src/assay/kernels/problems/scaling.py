@@ -20,7 +20,7 @@ from assay.kernels.problems.sources import SHIPPED, Problem
 from assay.syntax import parsed
 from assay.types import Json
 
-Rule = Literal["none", "capped", "ranges", "proportional", "uniform", "other", "apart"]
+Rule = Literal["none", "capped", "ranges", "proportional", "uniform", "other", "apart", "stretched"]
 
 LADDER = (32, 64, 128, 256, 512, 1024)
 """Caps to try, from the smallest: the first with which the reference runs and the problem is worth solving is used."""
@@ -52,7 +52,7 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """How a problem was made smaller. With rule `none` nothing was; with `other` it was given sizes beside others, and
-    with `apart` those at which differ what are equal ones there."""
+    with `apart` those at which differ what are equal ones there; with `stretched` one size alone is larger."""
 
     rule: Rule = "none"
     cap: int = 0
@@ -73,7 +73,7 @@ class Scaling:
             return "as published"
         shown = ", ".join(f"{c.name or c.place} {c.old} -> {c.new}" for c in self.changes[:6])
         more = f" and {len(self.changes) - 6} more" if len(self.changes) > 6 else ""
-        if self.rule in ("other", "apart"):
+        if self.rule in ("other", "apart", "stretched"):
             return f"{shown}{more}"
         return f"scaled down (cap {self.cap}, batch {self.batch_cap}): {shown}{more}"
 

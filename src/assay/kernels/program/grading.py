@@ -8,18 +8,15 @@ once more at another size. Where a problem was made smaller, it is recorded at i
 from __future__ import annotations
 
 import asyncio
-import math
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from assay.kernels.arrays import host_tensors
 from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program, compiled_part
 from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.other_sizes import any_smaller
-from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import RECORD, REPLAY
 from assay.kernels.program.judging.compiled import as_compiled, without_narrow
@@ -28,13 +25,15 @@ from assay.kernels.program.limits import ON_DEVICE, UNALLOCATED
 from assay.kernels.program.limits import Limits as ProgramLimits
 from assay.kernels.program.on_device import REPLAY as DEVICE_REPLAY
 from assay.kernels.program.on_device import replay_on_device
-from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.own_text import own_text
 from assay.kernels.program.planning import plan
 from assay.kernels.program.published import at_published_size
 from assay.kernels.program.reading import Refusal, read
+from assay.kernels.program.sizes.given import OtherSizes, Size
+from assay.kernels.program.sizes.stretching import Deeper, where_loops_turn
+from assay.kernels.program.sizes.turns import Turns, has_loops, turns_in, turns_job
 from assay.kernels.program.trial import record, replay
-from assay.kernels.program.verdict import at_another_size, verdict_of
+from assay.kernels.program.verdict import at_another_size, verdict_of, with_calls
 from assay.kernels.verdicts import Verdict
 from assay.sandbox.base import Limits, Sandbox
 from assay.sandbox.one_clock import OneClock
@@ -51,44 +50,10 @@ OTHER_SLACK = 2.0
 """Times the share of arithmetic that PyTorch may do at the other size, which may be the smaller one."""
 OTHER_PROGRAMS = 4
 """Times as many programs of a kernel may run at the other size, which may be the larger one."""
+STRETCHED_PROGRAMS = 16
+"""The same where one size alone is larger."""
 _OF_BLOCKS = frozenset({"wrong", "crash", "compile_error"})
 """Verdicts that blocks may have which are larger than a size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A problem at one size, with a draw of its inputs."""
-
-    scaled: ScaledProblem
-    draw: InputSet
-    constant_families: tuple[str, ...] = ()
-    """Families of inputs on which a constant is right."""
-
-    @property
-    def shapes(self) -> tuple[object, ...]:
-        """Those of all tensors that a submission is given, and of its outputs."""
-        given = (*self.draw.init_inputs, *self.draw.cases[0].inputs)
-        return tuple(tensor.shape for tensor in host_tensors(given)), self.draw.outputs, self.draw.weights
-
-    @property
-    def work(self) -> int:
-        """How much a kernel has to do: the reference's arithmetic, or elements where it only moves them."""
-        outputs = sum(math.prod(shape) for _, shape in self.draw.outputs)
-        return max(reference_arithmetic(self.draw.work), outputs, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class OtherSizes:
-    """Where a submission is looked at once it is right at the first size."""
-
-    other: Callable[[], Awaitable[Size | None]]
-    """Gives the other size; None where a problem has only one."""
-    grown: Callable[[], Awaitable[Size | None]]
-    """Gives one without smaller integers than at the first size, where the other one has some and a submission is not
-    right there: blocks may be larger than they are."""
-    published: Callable[[], Awaitable[Shapes | str | None]]
-    """Gives what a submission is given at the published size; a text that says why it cannot, or None where it was
-    graded there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +98,12 @@ class Grading:
             attempt = part
         trials = size.draw.trials(self.config.num_correct_trials)
         verdict = await self._replay(attempt, size, evidence, trials, 1, self._on_gpu)
+        graded = [attempt.text]
         if verdict.ok:
-            verdict = await self._at_another_size(verdict, code, size, sizes, whole, compiled)
+            verdict, *other = await self._at_another_size(verdict, code, size, sizes, whole, compiled)
+            graded += other
         if verdict.ok:
-            verdict = await self._at_published_size(verdict, code, size, sizes, whole.program)
+            verdict = await self._at_published_size(verdict, code, size, sizes, whole.program, graded)
         if verdict.ok and check == "right" and not first:
             compiled = await self._compile(attempt)
             if (refused := of_compiler(compiled, evidence)) is not None:
@@ -207,36 +174,33 @@ class Grading:
         sizes: OtherSizes,
         first: Attempt,
         compiled: CompileReport | None,
-    ) -> Verdict:
-        """The verdict once the submission was graded at another size too, where there is one."""
+    ) -> tuple[Verdict, str] | tuple[Verdict]:
+        """The verdict once the submission was graded at another size too, where there is one, and its program there."""
         size = await sizes.other()
         if size is None:
-            return replace(verdict, evidence={**verdict.evidence, "sizes": 1})
-        again = await self._at(size, code, graded, first, compiled)
+            return (replace(verdict, evidence={**verdict.evidence, "sizes": 1}),)
+        again, text = await self._at(size, code, graded, first, compiled)
         of_blocks = again.kind in _OF_BLOCKS and any_smaller(size.scaled, graded.scaled)
         if of_blocks and (grown := await sizes.grown()) is not None:
-            larger = await self._at(grown, code, graded, first, compiled)
+            larger, text_there = await self._at(grown, code, graded, first, compiled)
             if larger.ok:
-                size, again = grown, replace(larger, cpu_s=larger.cpu_s + again.cpu_s)
+                size, again, text = grown, replace(larger, cpu_s=larger.cpu_s + again.cpu_s), text_there
         if not again.ok:
             where = f"right at the first size, but not at another one ({size.scaled.scaling})"
-            return at_another_size(again, verdict, where)
-        return replace(
-            verdict,
-            tests_passed=verdict.tests_passed + again.tests_passed,
-            tests_total=verdict.tests_total + again.tests_total,
-            cpu_s=verdict.cpu_s + again.cpu_s,
-            evidence={**verdict.evidence, "sizes": 2, "other_scaling": size.scaled.scaling.to_json()},
-        )
+            return (at_another_size(again, verdict, where),)
+        told = {"sizes": 2, "other_scaling": size.scaled.scaling.to_json()}
+        return with_calls(verdict, again, told), text
 
-    async def _at(self, size: Size, code: str, graded: Size, first: Attempt, compiled: CompileReport | None) -> Verdict:
+    async def _at(
+        self, size: Size, code: str, graded: Size, first: Attempt, compiled: CompileReport | None
+    ) -> tuple[Verdict, str]:
         """The verdict of a submission recorded and replayed at another size, and compiled there where it is larger or
-        launches other kernels. What did not compile at the first size is left out again."""
+        launches other kernels, and its program. What did not compile at the first size is left out again."""
         attempt = await self._record(code, size.draw, OTHER_SLACK)
         if isinstance(attempt, Attempt) and compiled is not None and _alike(attempt.program, first.program):
             attempt = await asyncio.to_thread(compilable, attempt, compiled)
         if isinstance(attempt, Outcome):
-            return verdict_of(attempt, {})
+            return verdict_of(attempt, {}), ""
         larger = size.work > graded.work
         again = await self._replay(attempt, size, {}, OTHER_TRIALS, OTHER_PROGRAMS, self._on_gpu)
         # Blocks of smaller sizes may be too small for a GPU's products, which says nothing about larger ones.
@@ -248,13 +212,14 @@ class Grading:
             again = as_compiled(again, report) if refused is None else refused
             if again.ok:
                 again = await self._as_triton_reads(again, code, size, attempt, report)
-        return again
+        return again, attempt.text
 
     async def _at_published_size(
-        self, verdict: Verdict, code: str, size: Size, sizes: OtherSizes, first: Program
+        self, verdict: Verdict, code: str, size: Size, sizes: OtherSizes, first: Program, graded: Sequence[str]
     ) -> Verdict:
         """The verdict once the submission was recorded at the published size too, where the problem was made smaller.
-        Nothing is replayed there."""
+        Nothing is replayed there; where loops turn more often than in the programs graded so far, the submission is
+        graded at a size at which they do."""
         shapes = await sizes.published()
         if shapes is None:
             return verdict
@@ -269,7 +234,24 @@ class Grading:
             return at_another_size(again, verdict, where)
         told = [*verdict.evidence.get("findings", []), *evidence.get("findings", [])]
         more = {**evidence, "findings": told} if told else evidence
-        return replace(verdict, cpu_s=verdict.cpu_s + again.cpu_s, evidence={**verdict.evidence, **more})
+        verdict = replace(verdict, cpu_s=verdict.cpu_s + again.cpu_s, evidence={**verdict.evidence, **more})
+        if not isinstance(found, Attempt) or not has_loops(found.program):
+            return verdict
+
+        async def recorded(there: Shapes) -> Attempt | Outcome:
+            there = replace(there, rearranged=shapes.rearranged, moved_outputs=shapes.moved_outputs)
+            return await self._record(code, there, OTHER_SLACK, UNALLOCATED)
+
+        async def turns(texts: Sequence[str]) -> list[Turns]:
+            return turns_in(await self._of_candidate.run(turns_job(texts, self._limits())), len(texts))
+
+        async def graded_at(there: Size) -> Verdict:
+            attempt = await self._record(code, there.draw, OTHER_SLACK)
+            if isinstance(attempt, Outcome):
+                return verdict_of(attempt, {})
+            return await self._replay(attempt, there, {}, OTHER_TRIALS, STRETCHED_PROGRAMS, self._on_gpu)
+
+        return await where_loops_turn(verdict, size, sizes, [found.text, *graded], Deeper(recorded, turns, graded_at))
 
     async def _of_published(self, found: Attempt | Outcome, first: Program, partly: Collection[int]) -> Verdict:
         """The verdict on what was recorded at the published size, its launches read by Triton where that compiles."""

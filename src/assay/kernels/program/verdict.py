@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from assay.kernels.program.judging.findings import Finding
@@ -47,7 +47,7 @@ def verdict_of(outcome: Outcome, evidence: dict[str, Json]) -> Verdict:
         found[UNDECIDED] = True
     if outcome.findings:
         kept = sorted(outcome.findings, key=lambda finding: not finding.refused)[:MOST_FINDINGS]
-        found["findings"] = [_told(finding) for finding in kept]
+        found["findings"] = [told(finding) for finding in kept]
     return Verdict(
         KINDS[outcome.end],
         outcome.stage,
@@ -65,8 +65,29 @@ def _message(outcome: Outcome) -> str:
     return f"{where}{outcome.message}"
 
 
-def _told(finding: Finding) -> dict[str, Json]:
+def told(finding: Finding) -> dict[str, Json]:
+    """What a verdict says of a finding."""
     return {"rule": finding.rule, "message": finding.message, "line": finding.line, "decided": finding.refused}
+
+
+def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
+    """A verdict with what more rules have to say."""
+    if not findings:
+        return verdict
+    known = verdict.evidence.get("findings", [])
+    both = [*known, *map(told, findings)][: max(MOST_FINDINGS, len(known))]
+    return replace(verdict, evidence={**verdict.evidence, "findings": both})
+
+
+def with_calls(verdict: Verdict, again: Verdict, evidence: Mapping[str, Json]) -> Verdict:
+    """A verdict with the calls of another one that is `ok` too, and with more evidence."""
+    return replace(
+        verdict,
+        tests_passed=verdict.tests_passed + again.tests_passed,
+        tests_total=verdict.tests_total + again.tests_total,
+        cpu_s=verdict.cpu_s + again.cpu_s,
+        evidence={**verdict.evidence, **evidence},
+    )
 
 
 def at_another_size(verdict: Verdict, first: Verdict, where: str) -> Verdict:

@@ -17,6 +17,7 @@ import torch
 from assay.kernels.inside.replay.calls import play
 from assay.kernels.inside.replay.interpreted import Interpreted
 from assay.kernels.inside.triton import interpreter
+from assay.kernels.program.sizes.turns import told_of
 from assay.types import Json
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ def _warm_up_program() -> Json:
 
 
 def execute(source: str, header: Json, read_inputs: ReadInputs, write_outputs: WriteOutputs) -> Json:
-    """Replay one program, call by call; the report is that of `calls.play`, and `narrow` (`running.widths`)."""
+    """Replay one program, call by call; the report is that of `calls.play`, and `narrow` (`running.widths`). With
+    `turns` in the header, tell how often loops of several programs turn (`program.sizes.turns`), and replay none."""
+    if header.get("turns"):
+        read_inputs()
+        write_outputs([])
+        read_inputs()
+        return {"turns": told_of(source)}
     machine = Interpreted(header["max_programs"])
     return play(source, header, read_inputs, write_outputs, machine) | {"narrow": machine.widths.told()}

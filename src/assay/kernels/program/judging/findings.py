@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Rule = Literal[
-    "arithmetic", "moves", "constants", "constructor", "operators", "outputs", "kernels", "races", "calls", "state"
+    "arithmetic",
+    "moves",
+    "constants",
+    "constructor",
+    "operators",
+    "outputs",
+    "kernels",
+    "races",
+    "calls",
+    "state",
+    "turns",
 ]
 
 

@@ -1,0 +1,298 @@
+"""How often the loops of a kernel turn, by what a launch gives it: whole numbers, and those made of them.
+
+    found = turns_of(kernels, "0", {"n": 8192, "BLOCK": 1024}, (64,))      {(key, 0): 3}
+
+Numbers are followed through assignments, branches, loops and helpers; blocks are not. A loop is run at most `MOST`
+times, which is how many are told apart: what it does in its first, second and third turn it does in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from assay.kernels.language.flow.walking import names_of, statements
+from assay.kernels.language.form import (
+    Arguments,
+    Assign,
+    Binary,
+    Call,
+    Choice,
+    Compare,
+    Do,
+    Expression,
+    Fix,
+    For,
+    Function,
+    If,
+    Index,
+    Invoke,
+    Items,
+    Kernels,
+    Literal,
+    Local,
+    Logic,
+    Method,
+    Return,
+    Statement,
+    Text,
+    Unary,
+    While,
+    Whole,
+)
+
+MOST = 3
+Loop = tuple[str, int]
+"""The key of a function, and the place of a loop among its loops."""
+Number = bool | int | float | str | None
+Known = Number | tuple["Known", ...]
+"""None is what is not known."""
+_STEPS = 20_000
+"""Statements that are looked at for a launch; of what comes after them nothing is known."""
+_LARGEST = 1 << 62
+_SAME = frozenset({"tl.multiple_of", "tl.max_contiguous", "tl.max_constancy", "tl.constexpr", "int", "tl.cast"})
+"""Functions that give their first argument."""
+
+
+def turns_of(kernels: Kernels, key: str, given: Mapping[str, Number], grid: Sequence[int]) -> dict[Loop, int]:
+    """Loop -> how often it turns at most, up to `MOST`, in the first program of a launch and in the last one. Loops of
+    which nothing says how often they do are left out."""
+    found: dict[Loop, int] = {}
+    last = tuple(max(size - 1, 0) for size in grid)
+    for place in {tuple(0 for _ in grid), last}:
+        _Run(kernels.functions, place, tuple(grid), found).call(kernels.functions[key], dict(given))
+    return found
+
+
+def lines_of_loops(function: Function) -> list[int]:
+    """The line of each loop of a function in the submission."""
+    return [function.line + each.line - 1 for each in statements(function.body) if isinstance(each, For | While)]
+
+
+@dataclass(slots=True)
+class _Run:
+    functions: Mapping[str, Function]
+    place: tuple[int, ...]
+    grid: tuple[int, ...]
+    found: dict[Loop, int]
+    steps: int = 0
+    places: dict[int, Loop] = field(default_factory=dict)
+    """Loops by `id`."""
+
+    def call(self, function: Function, known: dict[str, Known]) -> Known:
+        """Run a function; returns what it returns."""
+        loops = (each for each in statements(function.body) if isinstance(each, For | While))
+        self.places |= {id(each): (function.key, number) for number, each in enumerate(loops)}
+        for parameter in function.parameters:
+            if parameter.name not in known:
+                known[parameter.name] = None if parameter.default is None else self.value(parameter.default, {})
+        return self.body(function.body, known)
+
+    def body(self, body: Sequence[Statement], known: dict[str, Known]) -> Known:
+        """Run statements; returns what the first `return` gives that is sure to be reached."""
+        for each in body:
+            self.steps += 1
+            if self.steps > _STEPS:
+                return None
+            match each:
+                case Assign():
+                    _assign(each.target, self.value(each.value, known), known)
+                case Fix():
+                    known[each.name] = self.value(each.value, known)
+                case Do():
+                    self.value(each.value, known)
+                case If():
+                    self.branch(each, known)
+                case For() | While():
+                    self.loop(each, known)
+                case Return():
+                    return None if each.value is None else self.value(each.value, known)
+        return None
+
+    def branch(self, each: If, known: dict[str, Known]) -> None:
+        """Run the branch that is taken, or both."""
+        condition = self.value(each.condition, known)
+        if condition is not None:
+            self.body(each.yes if condition else each.no, known)
+            return
+        other = dict(known)
+        self.body(each.yes, known)
+        self.body(each.no, other)
+        for name in known.keys() | other.keys():
+            one, two = known.get(name), other.get(name)
+            known[name] = one if type(one) is type(two) and one == two else None
+
+    def loop(self, each: For | While, known: dict[str, Known]) -> None:
+        """Run a loop as often as it turns, up to `MOST` times."""
+        values = self.range(each, known) if isinstance(each, For) else None
+        turns = 0
+        while turns < MOST and self.steps <= _STEPS:
+            if isinstance(each, While):
+                condition = self.value(each.condition, known)
+                if condition is None:
+                    turns = -1
+                    break
+                more = bool(condition)
+            elif values is None:
+                turns = -1
+                break
+            else:
+                more = turns < len(values)
+                known[each.name] = values[turns] if more else None
+            if not more:
+                break
+            turns += 1
+            self.body(each.body, known)
+        if turns >= 0 and self.steps <= _STEPS:
+            place = self.places[id(each)]
+            self.found[place] = max(turns, self.found.get(place, 0))
+        if turns in (-1, MOST):
+            _forget(each, known)
+        if turns == -1:
+            self.body(each.body, known)
+            _forget(each, known)
+
+    def range(self, each: For, known: dict[str, Known]) -> range | None:
+        """What a loop goes through; None where that is not known."""
+        arguments = [self.value(value, known) for value in each.arguments.positional]
+        named = {name: self.value(value, known) for name, value in each.arguments.named}
+        first, second, third = ("arg1", "arg2", "step")
+        places = [*arguments, *(named[name] for name in (first, second, third)[len(arguments) :] if name in named)]
+        if not places or not all(type(place) is int for place in places[:3]):
+            return None
+        try:
+            return range(*places[:3])  # type: ignore[arg-type]
+        except ValueError:  # a step of 0
+            return None
+
+    def value(self, each: Expression | Whole, known: Mapping[str, Known]) -> Known:
+        """The number of an expression."""
+        match each:
+            case Literal(value) | Text(value):
+                return value
+            case Local(name):
+                return known.get(name)
+            case Items(items):
+                return tuple(self.value(item, known) for item in items)
+            case Unary(operator, operand):
+                return _of_one(operator, self.value(operand, known))
+            case Binary(operator, left, right) | Compare(operator, left, right):
+                return _of_two(operator, self.value(left, known), self.value(right, known))
+            case Logic(operator, values):
+                return _logic(operator, [self.value(value, known) for value in values])
+            case Choice(condition, yes, no):
+                taken, one, two = (self.value(value, known) for value in (condition, yes, no))
+                return None if taken is None else one if taken else two
+            case Index(value, (place,)):
+                whole, at = self.value(value, known), self.value(place, known)
+                inside = isinstance(whole, tuple) and type(at) is int and -len(whole) <= at < len(whole)
+                return whole[at] if inside else None  # type: ignore[index]
+            case Call(function, arguments):
+                return self.called(function, [self.value(value, known) for value in arguments.values()])
+            case Method(value, "to", arguments):
+                return self.value(value, known)
+            case Invoke(key, arguments):
+                return self.invoked(self.functions[key], arguments, known)
+            case _:
+                return None
+
+    def invoked(self, function: Function, arguments: Arguments, known: Mapping[str, Known]) -> Known:
+        """What a helper gives."""
+        names = [parameter.name for parameter in function.parameters]
+        given = dict(zip(names, (self.value(value, known) for value in arguments.positional), strict=False))
+        given |= {name: self.value(value, known) for name, value in arguments.named}
+        return self.call(function, given)
+
+    def called(self, function: str, given: Sequence[Known]) -> Known:
+        """What a function of the language gives."""
+        if function in ("tl.program_id", "tl.num_programs"):
+            axis = given[0] if given else None
+            counts = self.place if function == "tl.program_id" else self.grid
+            return (
+                counts[axis]
+                if type(axis) is int and 0 <= axis < len(counts)
+                else 0
+                if function == "tl.program_id"
+                else 1
+            )
+        if function in _SAME:
+            return given[0] if given else None
+        numbers = [value for value in given if isinstance(value, bool | int | float)]
+        if len(numbers) < len(given) or len(numbers) != 2:
+            return None
+        if function in ("triton.cdiv", "tl.cdiv"):
+            return _of_two("//", _of_two("+", numbers[0], _of_two("-", numbers[1], 1)), numbers[1])
+        if function in ("min", "tl.minimum"):
+            return min(numbers)
+        return max(numbers) if function in ("max", "tl.maximum") else None
+
+
+def _assign(target: object, value: Known, known: dict[str, Known]) -> None:
+    if isinstance(target, str):
+        known[target] = value
+        return
+    items = target.items  # type: ignore[attr-defined]
+    values = value if isinstance(value, tuple) and len(value) == len(items) else (None,) * len(items)
+    for item, part in zip(items, values, strict=True):
+        _assign(item, part, known)
+
+
+def _forget(loop: For | While, known: dict[str, Known]) -> None:
+    """What a loop assigns is no longer known."""
+    for each in statements(loop.body):
+        names = (
+            names_of(each.target) if isinstance(each, Assign) else [each.name] if isinstance(each, Fix | For) else ()
+        )
+        known |= dict.fromkeys(names)
+
+
+def _of_one(operator: str, value: Known) -> Known:
+    if not isinstance(value, bool | int | float):
+        return None
+    if operator == "not":
+        return not value
+    return -value if operator == "-" else value if operator == "+" else None
+
+
+def _logic(operator: str, values: Sequence[Known]) -> Known:
+    if any(value is not None and bool(value) == (operator == "or") for value in values):
+        return operator == "or"
+    return None if any(value is None for value in values) else operator == "and"
+
+
+def _of_two(operator: str, left: Known, right: Known) -> Known:
+    if operator in ("==", "!=") and left is not None and right is not None:
+        return (left == right) == (operator == "==")
+    if not isinstance(left, bool | int | float) or not isinstance(right, bool | int | float):
+        return None
+    if max(abs(left), abs(right)) > _LARGEST:
+        return None
+    match operator:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case "//" if right:
+            return _truncated(left, right) if isinstance(left, int) and isinstance(right, int) else None
+        case "/" if right:
+            return left / right
+        case "%" if right and isinstance(left, int) and isinstance(right, int):
+            return left - _truncated(left, right) * right
+        case "<":
+            return left < right
+        case "<=":
+            return left <= right
+        case ">":
+            return left > right
+        case ">=":
+            return left >= right
+        case _:
+            return None
+
+
+def _truncated(left: int, right: int) -> int:
+    """A quotient of whole numbers as a GPU has it, rounded towards zero."""
+    found = abs(left) // abs(right)
+    return found if (left < 0) == (right < 0) else -found

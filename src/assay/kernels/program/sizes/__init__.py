@@ -1,0 +1,1 @@
+"""Where a submission is looked at beside the size that it is graded at first."""
