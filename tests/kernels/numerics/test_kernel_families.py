@@ -143,6 +143,28 @@ def test_whole_numbers_stay_legal(family: Family) -> None:
     assert set(varied(labels, family)) <= {-1.0, 1.0}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_whole_numbers_are_unequal_in_some_families(seed: int) -> None:
+    index = np.random.default_rng(seed).integers(0, 16, (32, 8))
+    most = np.bincount(varied(index, "sparse", "int64").ravel()).max()
+    assert most > index.size // 2, "most of them are one number"
+    faint = varied(index, "faint", "int64")
+    assert any(len(set(faint[row])) == 1 for row in range(32)) and len(set(faint.ravel())) > 8
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_equal_steps_of_sorted_floats_differ_in_some_families(axis: int) -> None:
+    even = np.linspace(-2.0, 3.0, 24, dtype=np.float32)
+    grid = np.ascontiguousarray(np.broadcast_to(even, (3, 24)) if axis else np.broadcast_to(even[:, None], (24, 3)))
+    uneven = 0
+    for family in FAMILIES[1:]:
+        found = np.moveaxis(varied(grid, family, "float32"), axis, -1)
+        steps = np.diff(found, axis=-1)
+        assert (steps > 0).all()
+        uneven += int(steps.max() > 2 * steps.min())
+    assert uneven >= 2
+
+
 @pytest.mark.parametrize("family", CHANGED)
 def test_probabilities_stay_probabilities(family: Family) -> None:
     rows = UNIFORM / UNIFORM.sum(axis=-1, keepdims=True)

@@ -1,0 +1,93 @@
+"""How often loops turn, read off a kernel and what a launch gives it."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+from assay.kernels import language
+from assay.kernels.language.flow.turns import MOST, lines_of_loops, turns_of
+
+HELPER = """@triton.jit
+def helper(n, BLOCK):
+    total = 0.0
+    for k in range(0, tl.cdiv(n, BLOCK)):
+        total += k
+    return total
+"""
+
+
+def kernels(body: str, parameters: str = "x, n, m, BLOCK: tl.constexpr") -> language.Kernels:
+    names = {"tl": {"module": "triton.language"}, "triton": {"module": "triton"}}
+    text = f"@triton.jit\ndef kernel({parameters}):\n{textwrap.indent(body, '    ')}\n"
+    table: dict[str, Any] = {
+        "0": {"source": text, "line": 5, "names": {**names, "helper": {"function": "1"}}},
+        "1": {"source": HELPER, "line": 1, "names": names},
+    }
+    found = language.parse(table)
+    assert isinstance(found, language.Kernels), found
+    return found
+
+
+def turns(body: str, grid: tuple[int, ...] = (4,), **given: Any) -> list[int | None]:
+    """Of the kernel's loops in their order; None where it is not known."""
+    found = kernels(body)
+    told = turns_of(found, "0", {"x": None, "n": 100, "m": 10, "BLOCK": 32} | given, grid)
+    return [told.get(("0", place)) for place in range(len(lines_of_loops(found.functions["0"])))]
+
+
+LOOP = "    tl.store(x, 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "expected"),
+    [
+        (f"for i in range(0, n, BLOCK):\n{LOOP}", {}, [3]),
+        (f"for i in range(0, n, BLOCK):\n{LOOP}", {"n": 33}, [2]),
+        (f"for i in range(0, n, BLOCK):\n{LOOP}", {"n": 0}, [0]),
+        (f"for i in range(n):\n{LOOP}", {"n": 1}, [1]),
+        (f"for i in tl.range(0, n, BLOCK, num_stages=2):\n{LOOP}", {"n": 64}, [2]),
+        (f"for i in range(tl.cdiv(n, BLOCK)):\n{LOOP}", {"n": 64}, [2]),
+        (f"count = (n + BLOCK - 1) // BLOCK\nfor i in range(count):\n{LOOP}", {"n": 40}, [2]),
+        (f"last = min(n, m)\nfor i in range(0, last, 8):\n{LOOP}", {}, [2]),
+        (f"for i in range(tl.program_id(0) + 1):\n{LOOP}", {}, [3]),
+        (f"for i in range(tl.program_id(0), n, tl.num_programs(0)):\n{LOOP}", {"n": 6}, [2]),
+        (f"k = n\nwhile k > 0:\n    k -= BLOCK\n{LOOP}", {"n": 64}, [2]),
+        (f"k = 0\nwhile k < n:\n    k += BLOCK\n{LOOP}", {}, [3]),
+        (f"for i in range(m):\n    for j in range(0, i):\n    {LOOP}", {}, [3, 2]),
+        (f"for i in range(m):\n    k = i * 2\nfor j in range(k):\n{LOOP}", {"m": 2}, [2, 2]),
+        (f"for i in range(m):\n    k = i * 2\nfor j in range(k):\n{LOOP}", {"m": 50}, [3, None]),
+        (f"if n > 50:\n    for i in range(2):\n    {LOOP}\nelse:\n    for i in range(1):\n    {LOOP}", {}, [2, None]),
+        (f"for i in range(BLOCK if n > 5 else 1):\n{LOOP}", {"BLOCK": 2}, [2]),
+        (f"k = tl.load(x)\nfor i in range(k):\n{LOOP}", {}, [None]),
+        (f"for i in tl.static_range(2):\n{LOOP}", {}, [2]),
+        (f"for i in range(0, n, m):\n{LOOP}", {"m": 0}, [None]),
+        (f"k, l = n, m\nfor i in range(0, k, l + 40):\n{LOOP}", {}, [2]),
+    ],
+)
+def test_turns_of_loops(body: str, given: dict[str, Any], expected: list[int | None]) -> None:
+    assert turns(body, **given) == expected
+
+
+@pytest.mark.parametrize(("n", "expected"), [(20, 1), (64, 2), (4096, MOST)])
+def test_loops_of_helpers_turn_by_what_they_are_given(n: int, expected: int) -> None:
+    found = kernels("v = helper(n, BLOCK)\ntl.store(x, v)")
+    assert turns_of(found, "0", {"x": None, "n": n, "m": 1, "BLOCK": 32}, (1,)) == {("1", 0): expected}
+    assert lines_of_loops(found.functions["1"]) == [4]
+
+
+def test_what_a_loop_changes_is_not_known_after_it_but_for_few_turns() -> None:
+    body = f"k = 1\nfor i in range(n):\n    k = k + 1\nfor j in range(k):\n{LOOP}"
+    assert turns(body, n=1) == [1, 2] and turns(body, n=2) == [2, 3] and turns(body, n=9) == [3, None]
+
+
+def test_many_loops_in_each_other_end() -> None:
+    depth = 10
+    body = (
+        "".join("    " * level + f"for i{level} in range(n):\n" for level in range(depth))
+        + "    " * depth
+        + "tl.store(x, 1.0)"
+    )
+    assert turns(body) == [3] * depth or None in turns(body)

@@ -1,0 +1,141 @@
+"""Sizes at which loops turn as often as at the published one, and submissions that are wrong only there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.kernels.config import GraderConfig
+from assay.kernels.problems.other_sizes import stretchable, stretched
+from assay.kernels.problems.scaling import ScaledProblem, scale
+from assay.kernels.problems.sources import Problem, make_problem
+from assay.kernels.program.sizes.stretching import size_with_turns
+from assay.kernels.program.sizes.turns import Loop, has_loops, lacking, turns_in
+from assay.sandbox import JobResult
+from support.kernel_graders import Bench
+from support.programs import made
+from support.sandboxes import needs_walls
+
+SUMS = """
+import torch
+import torch.nn as nn
+
+batch_size = 64
+classes = {classes}
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.logsumexp(x, 1)
+
+
+def get_inputs():
+    return [torch.randn(batch_size, classes)]
+
+
+def get_init_inputs():
+    return []
+"""
+KERNEL = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sums(x, y, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    most, total = float("-inf"), 0.0
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        v = tl.load(x + row * n + i, mask=i < n, other=float("-inf"))
+        larger = tl.maximum(most, tl.max(v, 0))
+        total = total * tl.exp(most - larger) + tl.sum(tl.exp(v - larger), 0)
+        most = larger
+    tl.store(y + row, most + tl.log(total))
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y = torch.empty(x.shape[0], device=x.device)
+        sums[(x.shape[0],)](x, y, x.shape[1], BLOCK=256)
+        return y
+"""
+NOT_RESCALED = KERNEL.replace("total * tl.exp(most - larger)", "total")
+QUICK = GraderConfig(cache=False, scale="fit", compile_check="off", num_correct_trials=1)
+
+
+def problem(classes: int = 8192) -> Problem:
+    return make_problem(1, 1, "Sums", SUMS.format(classes=classes), "test")
+
+
+@needs_walls
+@pytest.mark.parametrize(("code", "kind"), [(KERNEL, "ok"), (NOT_RESCALED, "wrong")], ids=["right", "not rescaled"])
+def test_what_a_loop_does_from_its_second_turn_on_is_graded(bench: Bench, code: str, kind: str) -> None:
+    verdict = bench.grade(problem(), code, QUICK)
+    assert verdict.kind == kind, verdict
+    if kind == "ok":
+        (found,) = verdict.evidence["stretched"]
+        assert [change[3] for change in found["changes"]] == [2, 1024] and "findings" not in verdict.evidence
+    else:
+        assert "not where they turn more often (batch_size 64 -> 2, classes 8192 -> 1024)" in verdict.message
+
+
+@needs_walls
+def test_turns_that_are_too_much_work_are_told(bench: Bench) -> None:
+    code = KERNEL.replace("BLOCK=256", "BLOCK=1048576")
+    verdict = bench.grade(problem(1 << 23), code, QUICK)
+    assert verdict.ok and "stretched" not in verdict.evidence, verdict
+    (finding,) = verdict.evidence["findings"]
+    assert finding["rule"] == "turns" and finding["line"] == 12 and not finding["decided"]
+
+
+@given(st.integers(1, 1 << 17), st.integers(1, 3))
+def test_the_size_found_is_the_smallest_with_as_many_turns(block: int, most: int) -> None:
+    first, loop = scale(problem(1 << 17), 32), Loop("text", 0, 1)
+
+    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        return {loop: min(-(-classes_of(scaled) // block), most)}
+
+    wanted = {loop: min(-(-(1 << 17) // block), most)}
+    seen = lacking(wanted, [{loop: min(-(-32 // block), most)}])
+    found = asyncio.run(size_with_turns(first, wanted, seen, turns_at))
+    if not seen:
+        assert found is None
+        return
+    assert found is not None and found[1] == wanted
+    size = classes_of(found[0])
+    assert -(-size // block) >= wanted[loop] and -(-(size // 2) // block) < wanted[loop]
+
+
+def classes_of(scaled: ScaledProblem) -> int:
+    return next((change.new for change in scaled.scaling.changes if change.name == "classes"), 1 << 17)
+
+
+def test_only_what_was_made_smaller_is_stretched() -> None:
+    first = scale(problem(4096), 32)
+    assert stretchable(first) == [(4096, 7), (64, 5)], "those of a batch last"
+    found = stretched(first, 4096, 3)
+    assert {change.name: change.new for change in found.scaling.changes} == {"batch_size": 2, "classes": 256}
+    assert found.scaling.rule == "stretched" and str(found.scaling) == "batch_size 64 -> 2, classes 4096 -> 256"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, "x", [], [None], [[["a"]]], [[["a", 0, 0, "3"]]], [[[1, 0, 0, 3]]], [[["a", 0, 10**400, 10**400]] * 3]],
+)
+def test_whatever_a_job_tells_is_bounded(told: Any) -> None:
+    result = JobResult("ok", "", report={"turns": told})
+    found = turns_in(result, 2)
+    assert len(found) == 2 and all(0 <= turns <= 3 for each in found for turns in each.values())
+    assert all(loop.line <= 1 << 20 for each in found for loop in each)
+
+
+def test_programs_without_loops_are_not_asked() -> None:
+    assert not has_loops(made())
