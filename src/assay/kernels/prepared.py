@@ -26,6 +26,7 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.numerics.reference import ReferenceProcess, fit_problem, may_pass
 from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.numerics.shapes import Shapes
+from assay.kernels.operators import kind_of
 from assay.kernels.problems.other_sizes import MOST_GROWN, grown, other_sizes
 from assay.kernels.problems.scaling import Rule, ScaledProblem, keeps_sizes, task_key, unscaled
 from assay.kernels.problems.sources import Problem, find_fault
@@ -34,8 +35,9 @@ from assay.kernels.program.sizes.given import Size
 
 MAX_GROWTH: Mapping[Rule, int] = {"other": 8, "apart": 32}
 """Times the work of the size graded first that another one may be: more where it tells apart what is equal there."""
-MAX_STRETCHED = 1 << 22
-"""Arithmetic of a reference, and elements that it is given, at a size of which one integer alone is larger."""
+MAX_STRETCHED, OF_A_BLOCK = 1 << 22, 16
+"""Arithmetic of a reference, and elements that it is given, at a size of which one integer alone is larger; and how
+many operations of a product take as long as one of others."""
 
 MESSAGE_CHARS = 500
 """Of why a problem cannot be looked at."""
@@ -157,7 +159,7 @@ class Preparations:
         Raises:
             Closed, ReferenceModelError: as above.
         """
-        if not 0 < await self._work(scaled) <= MAX_STRETCHED:
+        if not await self._is_replayed_in_time(scaled):
             return None
         return await (await shared(self.task(f"stretched: {scaled.hash}", partial(self._make_ready, scaled)))).size()
 
@@ -230,6 +232,18 @@ class Preparations:
         except ReferenceModelError:
             return 0
         return max(reference_arithmetic(shapes.work), shapes.elements)
+
+    async def _is_replayed_in_time(self, scaled: ScaledProblem) -> bool:
+        """Whether a size is as little work as a replay has time for, products being done by blocks."""
+        found = await self.shapes_at(scaled)
+        if found is None:
+            return False
+        blocks = {
+            name: (calls, work // OF_A_BLOCK)
+            for name, (calls, work) in found.work.items()
+            if kind_of(name) == "product"
+        }
+        return max(reference_arithmetic({**found.work, **blocks}), found.elements) <= MAX_STRETCHED
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config, screening = self._config, None

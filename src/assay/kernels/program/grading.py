@@ -31,7 +31,7 @@ from assay.kernels.program.published import at_published_size
 from assay.kernels.program.reading import Refusal, read
 from assay.kernels.program.sizes.given import OtherSizes, Size
 from assay.kernels.program.sizes.stretching import Deeper, where_loops_turn
-from assay.kernels.program.sizes.turns import Turns, has_loops, turns_in, turns_job
+from assay.kernels.program.sizes.turns import Turns, turns_in, turns_job
 from assay.kernels.program.trial import record, replay
 from assay.kernels.program.verdict import at_another_size, verdict_of, with_calls
 from assay.kernels.verdicts import Verdict
@@ -235,7 +235,7 @@ class Grading:
         told = [*verdict.evidence.get("findings", []), *evidence.get("findings", [])]
         more = {**evidence, "findings": told} if told else evidence
         verdict = replace(verdict, cpu_s=verdict.cpu_s + again.cpu_s, evidence={**verdict.evidence, **more})
-        if not isinstance(found, Attempt) or not has_loops(found.program):
+        if not isinstance(found, Attempt):
             return verdict
 
         async def recorded(there: Shapes) -> Attempt | Outcome:

@@ -235,7 +235,7 @@ def _moved(operand: torch.Tensor, limit: Any, signs: Any) -> torch.Tensor:
         other = np.where((limit > 0) & (np.abs(wide) <= limit), 0.0, wide)
     else:
         other = wide + np.where(limit == 0, 0.0, signs * limit)
-    return torch.from_numpy(np.ascontiguousarray(other)).to(operand.dtype)
+    return torch.from_numpy(np.ascontiguousarray(other).reshape(other.shape)).to(operand.dtype)
 
 
 def _anything(call: Call) -> Any:

@@ -1,13 +1,14 @@
 """How often the loops of a kernel turn, by what a launch gives it: whole numbers, and those made of them.
 
-    found = turns_of(kernels, "0", {"n": 8192, "BLOCK": 1024}, (64,))      {(key, 0): 3}
+    found = turns_of(kernels, "0", {"n": 8192, "BLOCK": 1024}, (64,))      {("0", 0): 8}
 
 Numbers are followed through assignments, branches, loops and helpers; blocks are not. A loop is run at most `MOST`
-times, which is how many are told apart: what it does in its first, second and third turn it does in all of them.
+times: what it does in its first, second and third turn it does in all of them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ from assay.kernels.language.form import (
 )
 
 MOST = 3
+UNKNOWN = -1
 Loop = tuple[str, int]
 """The key of a function, and the place of a loop among its loops."""
 Number = bool | int | float | str | None
@@ -55,11 +57,11 @@ _SAME = frozenset({"tl.multiple_of", "tl.max_contiguous", "tl.max_constancy", "t
 
 
 def turns_of(kernels: Kernels, key: str, given: Mapping[str, Number], grid: Sequence[int]) -> dict[Loop, int]:
-    """Loop -> how often it turns at most, up to `MOST`, in the first program of a launch and in the last one. Loops of
-    which nothing says how often they do are left out."""
+    """Loop -> how often it turns at most, in the programs at the ends of a launch's axes and in the middle; `UNKNOWN`
+    where nothing says so in any of them. Of a loop with a condition `MOST` stands for more."""
     found: dict[Loop, int] = {}
-    last = tuple(max(size - 1, 0) for size in grid)
-    for place in {tuple(0 for _ in grid), last}:
+    ends = itertools.product(*(sorted({0, max(size - 1, 0)}) for size in grid))
+    for place in {*ends, tuple(size // 2 for size in grid)}:
         _Run(kernels.functions, place, tuple(grid), found).call(kernels.functions[key], dict(given))
     return found
 
@@ -143,9 +145,9 @@ class _Run:
                 break
             turns += 1
             self.body(each.body, known)
-        if turns >= 0 and self.steps <= _STEPS:
-            place = self.places[id(each)]
-            self.found[place] = max(turns, self.found.get(place, 0))
+        known_turns = UNKNOWN if turns == -1 or self.steps > _STEPS else turns if values is None else len(values)
+        place = self.places[id(each)]
+        self.found[place] = max(known_turns, self.found.get(place, UNKNOWN))
         if turns in (-1, MOST):
             _forget(each, known)
         if turns == -1:
@@ -218,13 +220,19 @@ class _Run:
         if function in _SAME:
             return given[0] if given else None
         numbers = [value for value in given if isinstance(value, bool | int | float)]
-        if len(numbers) < len(given) or len(numbers) != 2:
+        if len(numbers) < len(given) or not numbers:
             return None
-        if function in ("triton.cdiv", "tl.cdiv"):
+        if function in ("min", "tl.minimum", "max", "tl.maximum"):
+            return min(numbers) if function in ("min", "tl.minimum") else max(numbers)
+        if function == "tl.where" and len(numbers) == 3:
+            return numbers[1] if numbers[0] else numbers[2]
+        if function == "triton.next_power_of_2" and type(numbers[0]) is int:
+            return 1 << max(numbers[0] - 1, 0).bit_length()
+        if function in ("abs", "tl.abs"):
+            return abs(numbers[0])
+        if function in ("triton.cdiv", "tl.cdiv") and len(numbers) == 2:
             return _of_two("//", _of_two("+", numbers[0], _of_two("-", numbers[1], 1)), numbers[1])
-        if function in ("min", "tl.minimum"):
-            return min(numbers)
-        return max(numbers) if function in ("max", "tl.maximum") else None
+        return None
 
 
 def _assign(target: object, value: Known, known: dict[str, Known]) -> None:
@@ -280,6 +288,8 @@ def _of_two(operator: str, left: Known, right: Known) -> Known:
             return left / right
         case "%" if right and isinstance(left, int) and isinstance(right, int):
             return left - _truncated(left, right) * right
+        case "<<" | ">>" | "&" | "|" | "^" | "**" if isinstance(left, int) and isinstance(right, int):
+            return _of_bits(operator, int(left), int(right))
         case "<":
             return left < right
         case "<=":
@@ -290,6 +300,16 @@ def _of_two(operator: str, left: Known, right: Known) -> Known:
             return left >= right
         case _:
             return None
+
+
+def _of_bits(operator: str, left: int, right: int) -> Known:
+    if operator in ("&", "|", "^"):
+        return left & right if operator == "&" else left | right if operator == "|" else left ^ right
+    if not 0 <= right < 63:
+        return None
+    if operator == "**":
+        return left**right if left.bit_length() * right < 63 else None
+    return left >> right if operator == ">>" else left << right
 
 
 def _truncated(left: int, right: int) -> int:

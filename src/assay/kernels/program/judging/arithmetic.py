@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from assay.kernels.base import Policy
-from assay.kernels.program.form import DTYPES, Launch, Operation, Program, Window, operations_in, windows_in
+from assay.kernels.program.form import DTYPES, Launch, Operation, Program, operations_in, windows_in
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.operations import (
     arithmetic_of,
     base_name,
     dtypes_of,
     elements_read,
-    is_fraction,
     regrouped,
     role_of,
 )
@@ -74,44 +73,54 @@ def _host_arithmetic(program: Program) -> list[tuple[int, Operation]]:
 
 
 def _rounded(program: Program) -> dict[int, int]:
-    """Operators that cast fractions to narrower ones where that may be the work (of a rounding, a comparison by what
-    overflows) -> elements: where a kernel goes on with what a kernel wrote, and where PyTorch casts it back."""
+    """Operators that cast to what does not hold every value they read, where that may be the work (of a rounding, of a
+    comparison by what overflows) -> elements: where a kernel goes on with what a kernel wrote, and where PyTorch casts
+    it back."""
     found: dict[int, int] = {}
-    made, narrowed, waiting = set[int](), set[int](), dict[int, list[Operation]]()
+    made, lost, waiting = set[int](), set[int](), dict[int, list[Operation]]()
     for step in (*program.module, *program.forward):
         if isinstance(step, Launch):
-            used = {
-                window.storage for variant in step.variants for _, value in variant.args for window in windows_in(value)
-            }
+            given = (value for variant in step.variants for _, value in variant.args)
+            used = {window.storage for value in given for window in windows_in(value)}
             found |= {id(each): _elements(each) for storage in used for each in waiting.pop(storage, ())}
             made |= used
             continue
         read = [window for value in elements_read(step) for window in windows_in(value)]
-        widths = [_width(window) for window in read]
-        if role_of(step) != "move" or not widths or not all(widths):
+        if role_of(step) != "move" or not read:
             continue
-        came, known = ({window.storage for window in read} & each for each in (made, narrowed))
+        came, known = ({window.storage for window in read} & each for each in (made, lost))
         for out in step.outs:
-            if known and _width(out) > min(widths):
+            loses = not all(_holds(out.dtype, window.dtype) for window in read)
+            if known and any(_holds(out.dtype, window.dtype) and out.dtype != window.dtype for window in read):
                 found[id(step)] = _elements(step)
-            if 0 < _width(out) < max(widths) and came:
-                waiting.setdefault(out.storage, []).append(step)
-            elif came:
-                waiting.setdefault(out.storage, []).extend(each for one in came for each in waiting.get(one, ()))
-            if 0 < _width(out) < max(widths) or (known and _width(out)):
-                narrowed.add(out.storage)
             if came:
                 made.add(out.storage)
+                earlier = [each for one in came for each in waiting.get(one, ())]
+                waiting.setdefault(out.storage, []).extend([step] if loses else earlier)
+            if loses or known:
+                lost.add(out.storage)
     return found
+
+
+def _holds(wide: str, narrow: str) -> bool:
+    """Whether a type has every number of another one. What becomes whole numbers is counted as what it is
+    (`arithmetic_of`)."""
+    if wide == narrow or wide not in _FRACTIONS:
+        return True
+    if narrow not in _FRACTIONS:
+        return narrow == "bool" or 8 * DTYPES[narrow] - (not narrow.startswith("u")) <= _FRACTIONS[wide][0]
+    return all(one >= other for one, other in zip(_FRACTIONS[wide], _FRACTIONS[narrow], strict=True))
+
+
+_FRACTIONS = {
+    **{"float64": (53, 11), "float32": (24, 8), "bfloat16": (8, 8), "float16": (11, 5)},
+    **{"float8_e5m2": (3, 5), "float8_e4m3fn": (4, 4)},
+}
+"""Types of fractions -> bits of their numbers, and of exponents."""
 
 
 def _elements(operation: Operation) -> int:
     return sum(out.elements for out in operation.outs)
-
-
-def _width(window: Window) -> int:
-    """Bytes of a fraction; 0 for anything else."""
-    return DTYPES[window.dtype] if is_fraction(window) else 0
 
 
 def arithmetic_share(program: Program, reference: int) -> float:

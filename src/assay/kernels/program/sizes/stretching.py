@@ -1,4 +1,5 @@
-"""Sizes at which loops turn as often as at the published one, as far as turns are told apart.
+"""Sizes at which loops turn as often, and launches have as many programs, as at the published one, as far as that is
+told apart.
 
     verdict = await where_loops_turn(verdict, size, sizes, [published.text, first.text, other.text], deeper)
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from assay.kernels.language.flow.turns import UNKNOWN
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.other_sizes import stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem
@@ -20,6 +22,7 @@ from assay.kernels.program.sizes.turns import Loop, Turns, lacking
 from assay.kernels.program.verdict import at_another_size, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
 
+_UNKNOWN = "how often a loop turns depends on values, or on numbers that the grader does not follow"
 MOST_SIZES = 3
 """Sizes that are graded so: one for each size of the problem that a loop may follow."""
 _SAYS_NOTHING = frozenset({"timeout", "unsupported", "infra_error"})
@@ -69,16 +72,18 @@ async def where_loops_turn(
             break
         scaling = other.scaled.scaling
         if not again.ok:
-            where = f"right where its loops turn once or twice, but not where they turn more often ({scaling})"
+            where = f"right where its loops turn once and its launches have one program, but not at more ({scaling})"
             return at_another_size(again, verdict, where)
         verdict = with_calls(verdict, again, {"stretched": [*verdict.evidence.get("stretched", []), scaling.to_json()]})
         graded.append(found[1])
-    few = lacking(wanted, graded)
-    return with_findings(verdict, [_few(loop, seen, wanted[loop]) for loop, seen in sorted(few.items())])
+    findings = [_few(loop, seen, wanted[loop]) for loop, seen in sorted(lacking(wanted, graded).items())]
+    unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
+    findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]
+    return with_findings(verdict, findings)
 
 
-def _few(loop: Loop, seen: int, turns: int) -> Finding:
-    said = f"a loop turns {turns} times or more at the published size, and at most {seen} times where it was graded"
+def _few(loop: Loop, seen: int, most: int) -> Finding:
+    said = f"at the published size there are {most} {loop.name}, and at most {seen} where the submission was graded"
     return Finding("turns", said, loop.line, refused=False)
 
 
@@ -96,16 +101,23 @@ async def size_with_turns(
     """
     for value, most in stretchable(first):
         far = await turns_at(stretched(first, value, most))
-        goal = {loop: min(far[loop], wanted[loop]) for loop, turns in seen.items() if far.get(loop, 0) > turns}
+        goal = {
+            loop: min(far[loop], wanted[loop], loop.enough) for loop, turns in seen.items() if far.get(loop, 0) > turns
+        }
         if not goal:
             continue
+        # What grows with a size does so in proportion, as a rule: the first guess is the one.
+        spare = min(far[loop] // enough for loop, enough in goal.items())
         low, high, found = 1, most, far
+        middle = min(max(most + 1 - max(spare, 1).bit_length(), low), high)
         while low < high:
-            middle = (low + high) // 2
             turns = await turns_at(stretched(first, value, middle))
-            if all(turns.get(loop, 0) >= most_of_it for loop, most_of_it in goal.items()):
+            if all(turns.get(loop, 0) >= enough for loop, enough in goal.items()):
                 high, found = middle, turns
+                if spare > 1:
+                    break
             else:
                 low = middle + 1
+            middle, spare = (low + high) // 2, 0
         return stretched(first, value, high), found
     return None

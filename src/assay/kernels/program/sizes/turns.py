@@ -1,24 +1,24 @@
-"""How often the loops of a submission's kernels turn in its programs of several sizes.
+"""How often the loops of a submission's kernels turn, how many programs their launches have along each axis, and how
+many launches there are, in its programs of several sizes.
 
     result = await sandbox.run(turns_job([first.text, published.text], limits))
     first, published = turns_in(result, 2)
     few = lacking(published, [first])
 
-A kernel with blocks of 128 sums 32 products in one turn and 8,192 in 64: what it does from its second turn on shows at
-no size at which there is none.
+A kernel with blocks of 128 sums 32 products in one turn and 8,192 in 64, and writes 32 rows by one program: what it
+does from its second turn on, and what its second program does, shows at no size at which there is none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.kernels import language
-from assay.kernels.language.flow.turns import MOST, lines_of_loops, turns_of
-from assay.kernels.program.form import Launch, Program, table_of
+from assay.kernels.language.flow.turns import UNKNOWN, lines_of_loops, turns_of
+from assay.kernels.program.form import Launch, table_of
 from assay.kernels.program.jobs import REPLAY
 from assay.kernels.program.limits import UNALLOCATED
 from assay.kernels.program.reading import Refusal, read
@@ -28,26 +28,40 @@ from assay.types import Json
 _NUMBERS = (bool, int, float, str)
 _DIGITS = 32
 _MOST_LOOPS, _MOST_LINES = 1 << 12, 1 << 20
-_LOOPS = re.compile(r"^[ \t]*(?:for|while)\b", re.MULTILINE)
+_MOST_TURNS = 1 << 40
+
+
+LAUNCHES = -4
+"""The place of the launches of a kernel; -1, -2 and -3 are those of the axes of their grids."""
+ENOUGH_TURNS, ENOUGH_PROGRAMS = 3, 2
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Loop:
-    """A loop by the text of its function and its place in it."""
+    """A loop by the text of its function and its place in it; or an axis of a kernel's launches, or these alone."""
 
     text: str
     place: int
     line: int
     """Of the submission."""
 
+    @property
+    def enough(self) -> int:
+        """How many turns, programs or launches are told apart."""
+        return ENOUGH_TURNS if self.place >= 0 else ENOUGH_PROGRAMS
+
+    @property
+    def name(self) -> str:
+        """What turns."""
+        if self.place >= 0:
+            return "turns of a loop"
+        return (
+            "launches of a kernel" if self.place == LAUNCHES else f"programs of a kernel along axis {-1 - self.place}"
+        )
+
 
 Turns = Mapping[Loop, int]
-"""How often each loop turns at most, up to `MOST`."""
-
-
-def has_loops(program: Program) -> bool:
-    """Whether any kernel may have a loop."""
-    return any(_LOOPS.search(kernel.source) for kernel in program.kernels)
+"""How often each loop turns at most; `UNKNOWN` where that is not known."""
 
 
 def turns_job(texts: Sequence[str], limits: Limits) -> Job:
@@ -69,15 +83,26 @@ def _of(text: str) -> Iterator[tuple[str, int, int, int]]:
     for step in program.forward:
         if not isinstance(step, Launch):
             continue
-        for variant in step.variants:
-            numbers = {
-                name: value if isinstance(value, bool | int | float | str) else None for name, value in variant.args
-            }
-            for loop, turns in turns_of(kernels, str(step.kernel), numbers, variant.grid).items():
-                found[loop] = max(turns, found.get(loop, 0))
+        key = str(step.kernel)
+        found[key, LAUNCHES] = found.get((key, LAUNCHES), 0) + 1
+        for loop, turns in _fewest(kernels, step).items():
+            found[loop] = max(turns, found.get(loop, UNKNOWN))
     for (key, place), turns in found.items():
         text_of = hashlib.sha256(program.kernels[int(key)].source.encode()).hexdigest()[:_DIGITS]
-        yield text_of, place, lines_of_loops(kernels.functions[key])[place], turns
+        function = kernels.functions[key]
+        yield text_of, place, lines_of_loops(function)[place] if place >= 0 else function.line, turns
+
+
+def _fewest(kernels: language.Kernels, step: Launch) -> dict[tuple[str, int], int]:
+    """Loops, and axes, of a launch -> how often in the configuration in which they do so least."""
+    fewest: dict[tuple[str, int], int] = {}
+    for variant in step.variants:
+        numbers = {name: value if isinstance(value, _NUMBERS) else None for name, value in variant.args}
+        found = turns_of(kernels, str(step.kernel), numbers, variant.grid)
+        found |= {(str(step.kernel), -1 - axis): size for axis, size in enumerate(variant.grid)}
+        for loop, turns in found.items():
+            fewest[loop] = min(turns, fewest.get(loop, turns))
+    return fewest
 
 
 def turns_in(result: JobResult, programs: int) -> list[Turns]:
@@ -93,11 +118,12 @@ def _read(told: Json) -> Turns:
         match each:
             case [str(text), int(place), int(line), int(turns)]:
                 found = Loop(text[:_DIGITS], place, min(max(line, 0), _MOST_LINES))
-                loops[found] = min(max(turns, 0), MOST)
+                loops[found] = min(max(turns, UNKNOWN), _MOST_TURNS)
     return loops
 
 
 def lacking(wanted: Turns, graded: Sequence[Turns]) -> dict[Loop, int]:
-    """Loops that turn more often than at any size that was graded -> how often they did there."""
-    most = {loop: max((turns.get(loop, 0) for turns in graded), default=0) for loop in wanted}
-    return {loop: seen for loop, seen in most.items() if seen < wanted[loop]}
+    """Loops that turn more often than at any size that was graded, as far as that is told apart -> how often they did
+    there."""
+    most = {loop: max((turns.get(loop, UNKNOWN) for turns in graded), default=UNKNOWN) for loop in wanted}
+    return {loop: seen for loop, seen in most.items() if seen < min(wanted[loop], loop.enough)}
