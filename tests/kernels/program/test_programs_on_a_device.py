@@ -29,7 +29,7 @@ from assay.kernels.program.limits import ON_DEVICE
 from assay.kernels.program.noise import changed_beyond_noise
 from assay.kernels.program.on_device import device_job, in_device_order, judge_on_device
 from assay.kernels.program.planning import plan
-from assay.kernels.program.sizes.given import Size
+from assay.kernels.program.sizes.given import OtherSizes, Size
 from assay.kernels.program.trial import record
 from assay.sandbox import JobResult
 from support.device_stand_in import run_on_stand_in
@@ -171,7 +171,8 @@ def test_what_a_gpu_has_no_products_for_is_interpreted(
     found = Grading(GraderConfig(device="cuda"), bench.sandbox, random.Random(5), at_once)
     problem = next(found for found in load_problems("shipped", (1,)) if found.key == SNAKE)
     size = Size(unscaled(problem), draw)
-    verdict, _ = bench.wait(found.grade(code, size, lambda: answer(size), lambda: answer(None)))
+    sizes = OtherSizes(lambda: answer(size), *[lambda *_: answer(None)] * 4)
+    verdict, _ = bench.wait(found.grade(code, size, sizes))
     assert verdict.kind == kind and REPLAY in seen, verdict
 
 

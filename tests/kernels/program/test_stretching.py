@@ -15,10 +15,9 @@ from assay.kernels.problems.other_sizes import stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program.sizes.stretching import size_with_turns
-from assay.kernels.program.sizes.turns import Loop, has_loops, lacking, turns_in
+from assay.kernels.program.sizes.turns import LAUNCHES, Loop, lacking, turns_in
 from assay.sandbox import JobResult
 from support.kernel_graders import Bench
-from support.programs import made
 from support.sandboxes import needs_walls
 
 SUMS = """
@@ -84,7 +83,7 @@ def test_what_a_loop_does_from_its_second_turn_on_is_graded(bench: Bench, code: 
         (found,) = verdict.evidence["stretched"]
         assert [change[3] for change in found["changes"]] == [2, 1024] and "findings" not in verdict.evidence
     else:
-        assert "not where they turn more often (batch_size 64 -> 2, classes 8192 -> 1024)" in verdict.message
+        assert "but not where they do more (batch_size 64 -> 2, classes 8192 -> 1024)" in verdict.message
 
 
 @needs_walls
@@ -93,10 +92,63 @@ def test_turns_that_are_too_much_work_are_told(bench: Bench) -> None:
     verdict = bench.grade(problem(1 << 23), code, QUICK)
     assert verdict.ok and "stretched" not in verdict.evidence, verdict
     (finding,) = verdict.evidence["findings"]
-    assert finding["rule"] == "turns" and finding["line"] == 12 and not finding["decided"]
+    assert (finding["rule"], finding["line"], finding["decided"]) == ("turns", 12, False)
+    assert finding["message"].startswith("at the published size there are 8 turns of a loop, and at most 1 where")
 
 
-@given(st.integers(1, 1 << 17), st.integers(1, 3))
+SQUARES = SUMS.replace("torch.logsumexp(x, 1)", "x * x")
+BLOCKS = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def squares(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * {step} + tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n)
+    tl.store(y + i, v * v, mask=i < n)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y, n = torch.zeros_like(x), x.numel()
+        {launches}
+        return y
+"""
+ONE = "squares[(triton.cdiv(n, 1024),)](x, y, n, BLOCK=1024)"
+MANY = """for at in range(0, n, 1024):
+            squares[(1,)](x.view(-1)[at:], y.view(-1)[{at}:], n - at, BLOCK=1024)"""
+
+
+@needs_walls
+@pytest.mark.parametrize(
+    ("step", "launches", "kind"),
+    [
+        ("BLOCK", ONE, "ok"),
+        ("256", ONE, "wrong"),
+        ("BLOCK", MANY.format(at="at"), "ok"),
+        ("BLOCK", MANY.format(at="at // 2"), "wrong"),
+    ],
+    ids=["programs", "programs too near", "launches", "launches too near"],
+)
+def test_what_a_second_program_or_launch_does_is_graded(bench: Bench, step: str, launches: str, kind: str) -> None:
+    text = make_problem(1, 1, "Squares", SQUARES.format(classes=512), "test")
+    verdict = bench.grade(text, BLOCKS.format(step=step, launches=launches), QUICK)
+    assert verdict.kind == kind, verdict
+    assert ("stretched" in verdict.evidence) if kind == "ok" else ("but not where they do more" in verdict.message)
+
+
+def test_an_axis_and_launches_want_two_and_loops_three() -> None:
+    loop, axis, launches = (Loop("text", place, 1) for place in (0, -1, LAUNCHES))
+    wanted = {loop: 9, axis: 9, launches: 9}
+    assert lacking(wanted, [{loop: 3, axis: 2, launches: 2}]) == {}
+    assert lacking(wanted, [{loop: 2, axis: 1}, {launches: 1}]) == {loop: 2, axis: 1, launches: 1}
+    assert lacking({loop: 1, axis: 1, launches: -1}, [{loop: 1, axis: 1}]) == {}
+
+
+@given(st.integers(1, 1 << 17), st.sampled_from([1, 2, 3, 1 << 40]))
 def test_the_size_found_is_the_smallest_with_as_many_turns(block: int, most: int) -> None:
     first, loop = scale(problem(1 << 17), 32), Loop("text", 0, 1)
 
@@ -109,9 +161,10 @@ def test_the_size_found_is_the_smallest_with_as_many_turns(block: int, most: int
     if not seen:
         assert found is None
         return
-    assert found is not None and found[1] == wanted
-    size = classes_of(found[0])
-    assert -(-size // block) >= wanted[loop] and -(-(size // 2) // block) < wanted[loop]
+    assert found is not None
+    size, enough = classes_of(found[0]), min(wanted[loop], 3)
+    assert -(-size // block) >= enough and found[1][loop] >= enough
+    assert -(-(size // 4) // block) < enough, "no more than twice as large as it has to be"
 
 
 def classes_of(scaled: ScaledProblem) -> int:
@@ -133,9 +186,5 @@ def test_only_what_was_made_smaller_is_stretched() -> None:
 def test_whatever_a_job_tells_is_bounded(told: Any) -> None:
     result = JobResult("ok", "", report={"turns": told})
     found = turns_in(result, 2)
-    assert len(found) == 2 and all(0 <= turns <= 3 for each in found for turns in each.values())
+    assert len(found) == 2 and all(-1 <= turns <= 1 << 40 for each in found for turns in each.values())
     assert all(loop.line <= 1 << 20 for each in found for loop in each)
-
-
-def test_programs_without_loops_are_not_asked() -> None:
-    assert not has_loops(made())

@@ -302,6 +302,26 @@ def in_use(steps: Sequence[Json], windows: Sequence[Json], later: Sequence[Json]
     return kept[::-1]
 
 
+def used_in_calls(calls: Sequence[Call], known: Collection[int], windows: Sequence[Json]) -> list[Call]:
+    """Calls, in their order, without steps whose values follow from the program alone and that nothing uses: host code
+    made them for itself to read, and Python's own numbers could stand for them.
+
+    Args:
+        calls: All of a recording.
+        known: Such steps, by `id`.
+        windows: What stays between calls.
+    """
+    live = {window[0] for window in (*windows, *(each for call in calls for each in (*call[0], *call[2])))}
+    dropped = set()
+    for _, steps, _ in reversed(calls):
+        for step in reversed(steps):
+            if id(step) in known and not any(out[0] in live for out in step["outs"]):
+                dropped.add(id(step))
+            else:
+                live |= {window[0] for window in _all_windows(step)}
+    return [(given, [step for step in steps if id(step) not in dropped], made) for given, steps, made in calls]
+
+
 def _all_windows(step: Json) -> Iterator[Json]:
     """Those of a step, and of what a tuner does around it."""
     if step:

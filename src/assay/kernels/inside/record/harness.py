@@ -26,12 +26,20 @@ import torch
 from assay.kernels.arrays import layout_of
 from assay.kernels.frames import value_of
 from assay.kernels.inside import pretend_cuda, submission
-from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.problem import truncated
 from assay.kernels.inside.problem.values import tensors_in
 from assay.kernels.inside.problem.weights import is_fraction
 from assay.kernels.inside.record import launches, light, reads, streams
-from assay.kernels.inside.record.comparing import Call, compare, groups_of, in_use, made_of, remade, settled
+from assay.kernels.inside.record.comparing import (
+    Call,
+    compare,
+    groups_of,
+    in_use,
+    made_of,
+    remade,
+    settled,
+    used_in_calls,
+)
 from assay.kernels.inside.record.devices import META, Pretended
 from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models, process
 from assay.kernels.inside.record.host.returned import Lists, check_returned
@@ -180,7 +188,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             _check_dtype()
             models.check(model, header.get("fixed", ()))
             tape.doing = "moving ModelNew to the GPU"
-            model = _moved(model, header["precision"])
+            model = models.moved(model, header["precision"])
         params = models.named_parameters(model)
         named = [[name, tape.window(parameter)] for name, parameter in params]
         buffers = models.named_buffers(model)
@@ -228,6 +236,11 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     if (refused := reads.refused()) is not None:  # caught by host code, which then went on as it would not on a GPU
         raise refused
     reads.check_caught()
+    every = [*calls, repeated, *some, *others, *(other for _, other in called_back)]
+    used = iter(used_in_calls(every, tape.values.steps(), [window for _, window in (*named, *held)]))
+    calls, repeated = [next(used) for _ in calls], next(used)
+    some, others = [next(used) for _ in some], [next(used) for _ in others]
+    called_back = [(chosen, next(used)) for chosen, _ in called_back]
     inputs, forward, outputs = calls[0]
     names = [entry["name"] for entry in capture.kernels.entries]
     literals = dict(tape.constants)
@@ -280,20 +293,6 @@ class _Caller:
         there = [*map(now[0].get, self.parameters), *map(now[1].get, self.buffers)]
         held = zip(self.held(), there, strict=True)
         return next((what for (what, tensor), found in held if found is not tensor), "")
-
-
-def _moved(model: Any, precision: str) -> Any:
-    """A model as its caller moves it, by PyTorch's `to`.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if not models.is_module(model):
-        raise TypeError(
-            "ModelNew is no torch.nn.Module, so that its caller can neither move it (model.to('cuda')) nor set its "
-            "weights. Derive it from torch.nn.Module"
-        )
-    return model.to(DEVICE) if precision == "float32" else model.to(DEVICE, getattr(torch, precision))
 
 
 def _check_dtype() -> None:

@@ -72,7 +72,7 @@ async def where_loops_turn(
             break
         scaling = other.scaled.scaling
         if not again.ok:
-            where = f"right where its loops turn once and its launches have one program, but not at more ({scaling})"
+            where = f"right where loops turn once or launches have one program, but not where they do more ({scaling})"
             return at_another_size(again, verdict, where)
         verdict = with_calls(verdict, again, {"stretched": [*verdict.evidence.get("stretched", []), scaling.to_json()]})
         graded.append(found[1])

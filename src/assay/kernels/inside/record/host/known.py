@@ -62,6 +62,10 @@ class KnownValues:
         program alone: it draws nothing, and all that it takes is on the host too."""
         self._steps.append((step, follows))
 
+    def steps(self) -> set[int]:
+        """The operators noted whose results follow from the program alone, by `id`."""
+        return {id(step) for step, follows in self._steps if follows}
+
     def of(self, window: list[Json], bytes_of: Callable[[int], int]) -> torch.Tensor | None:
         """The values of a window; None where they are not known. `bytes_of` gives the size of a storage."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():

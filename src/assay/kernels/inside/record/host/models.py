@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.host import copies
 from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.tensors import hidden, hidden_by_class
@@ -230,3 +231,17 @@ def _known(kind: type) -> set[type]:
     """A class, all that it is made of, and all that are made of it so far."""
     below: list[type] = kind.__subclasses__()
     return {*kind.__mro__, *(each for one in below for each in _known(one))}
+
+
+def moved(model: Any, precision: str) -> Any:
+    """A model as its caller moves it, by PyTorch's `to`.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not is_module(model):
+        raise TypeError(
+            "ModelNew is no torch.nn.Module, so that its caller can neither move it (model.to('cuda')) nor set its "
+            "weights. Derive it from torch.nn.Module"
+        )
+    return model.to(DEVICE) if precision == "float32" else model.to(DEVICE, getattr(torch, precision))
