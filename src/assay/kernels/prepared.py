@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -28,13 +28,16 @@ from assay.kernels.numerics.secret_inputs import InputBank, InputSet
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.operators import kind_of
 from assay.kernels.problems.other_sizes import MOST_GROWN, grown, other_sizes
-from assay.kernels.problems.scaling import Rule, ScaledProblem, keeps_sizes, task_key, unscaled
+from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, task_key, unscaled
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.kernels.program.operations import reference_arithmetic
 from assay.kernels.program.sizes.given import Size
 
-MAX_GROWTH: Mapping[Rule, int] = {"other": 8, "apart": 32}
-"""Times the work of the size graded first that another one may be: more where it tells apart what is equal there."""
+MAX_GROWTH, MAX_GROWTH_APART, MAX_GROWTH_OF_MUCH = 8, 32, 3
+"""Times the work of the size graded first that another one may be: more where it tells apart what is equal there, and
+less of much work."""
+MUCH = 1 << 24
+"""Operations of a reference, in a replay seconds of convolutions."""
 MAX_STRETCHED, OF_A_BLOCK = 1 << 22, 16
 """Arithmetic of a reference, and elements that it is given, at a size of which one integer alone is larger; and how
 many operations of a product take as long as one of others."""
@@ -175,7 +178,7 @@ class Preparations:
         for task in self._others(prepared):
             if (size := await (await shared(task)).size()) is not None:
                 found = size
-                if size.work <= _most_growth(size.scaled) * first.work and size.shapes != first.shapes:
+                if size.work <= _most_growth(size.scaled, size.work) * first.work and size.shapes != first.shapes:
                     break
         for task in self._others(prepared, any_work=True) if found is None else ():
             if (found := await (await shared(task)).size()) is not None:
@@ -215,12 +218,12 @@ class Preparations:
             if any_work:
                 yield self.task(f"other, of any work: {scaled.hash}", partial(self._make_ready, scaled))
             else:
-                yield self.task(f"other: {scaled.hash}", partial(self._make_other, scaled, first, _most_growth(scaled)))
+                yield self.task(f"other: {scaled.hash}", partial(self._make_other, scaled, first))
 
-    async def _make_other(self, scaled: ScaledProblem, first: ScaledProblem, growth: int) -> Prepared:
+    async def _make_other(self, scaled: ScaledProblem, first: ScaledProblem, growth: int | None = None) -> Prepared:
         """A problem at another size, unless that is seen to be much more work without running anything."""
         least, work = [await self._work(each) for each in (first, scaled)]
-        if least and work > growth * least:
+        if least and work > (growth or _most_growth(scaled, work)) * least:
             return Prepared(scaled, None, f"{work // least} times the work of the size graded first")
         return await self._make_ready(scaled)
 
@@ -310,9 +313,11 @@ async def shared(task: asyncio.Task[T]) -> T:
     return task.result()
 
 
-def _most_growth(scaled: ScaledProblem) -> int:
-    """Times the work of the size graded first that this size may be."""
-    return MAX_GROWTH.get(scaled.scaling.rule, MAX_GROWTH["other"])
+def _most_growth(scaled: ScaledProblem, work: int) -> int:
+    """Times the work of the size graded first that this size, of so much work, may be."""
+    if scaled.scaling.rule != "apart":
+        return MAX_GROWTH
+    return MAX_GROWTH_APART if work <= MUCH else MAX_GROWTH_OF_MUCH
 
 
 def _is_stale(task: asyncio.Task[Prepared]) -> bool:
