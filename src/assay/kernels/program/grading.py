@@ -238,20 +238,26 @@ class Grading:
         if not isinstance(found, Attempt):
             return verdict
 
+        # Larger sizes take longer, and on a clock of their own no time of what comes after them.
+        own = replace(self, clocked=OneClock(self.sandbox, self.config.wall_s))
+        deeper = own._deeper(code, shapes)
+        return await where_loops_turn(verdict, size, sizes, [found.text, *graded], deeper)
+
+    def _deeper(self, code: str, published: Shapes) -> Deeper:
         async def recorded(there: Shapes) -> Attempt | Outcome:
-            there = replace(there, rearranged=shapes.rearranged, moved_outputs=shapes.moved_outputs)
+            there = replace(there, rearranged=published.rearranged, moved_outputs=published.moved_outputs)
             return await self._record(code, there, OTHER_SLACK, UNALLOCATED)
 
         async def turns(texts: Sequence[str]) -> list[Turns]:
             return turns_in(await self._of_candidate.run(turns_job(texts, self._limits())), len(texts))
 
-        async def graded_at(there: Size) -> Verdict:
+        async def graded(there: Size) -> Verdict:
             attempt = await self._record(code, there.draw, OTHER_SLACK)
             if isinstance(attempt, Outcome):
                 return verdict_of(attempt, {})
             return await self._replay(attempt, there, {}, OTHER_TRIALS, STRETCHED_PROGRAMS, self._on_gpu)
 
-        return await where_loops_turn(verdict, size, sizes, [found.text, *graded], Deeper(recorded, turns, graded_at))
+        return Deeper(recorded, turns, graded)
 
     async def _of_published(self, found: Attempt | Outcome, first: Program, partly: Collection[int]) -> Verdict:
         """The verdict on what was recorded at the published size, its launches read by Triton where that compiles."""
