@@ -92,6 +92,8 @@ class KnownValues:
             results = getattr(getattr(torch.ops.aten, base), overload)(*args, **kwargs)
             for out, result in zip(outs, results if isinstance(results, list | tuple) else [results], strict=True):
                 if out[0] not in taken:  # of those it has written the memory itself
+                    if result.nbytes != bytes_of(out[0]):  # of the rest nothing is known
+                        raise _UnknownError
                     self._memory[out[0]] = torch.zeros(bytes_of(out[0]), dtype=torch.uint8)
                     self._window(out).copy_(result)
         except (_UnknownError, *RAISED):  # also of what this machine's PyTorch cannot compute
