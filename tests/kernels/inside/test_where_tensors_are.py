@@ -31,7 +31,7 @@ DEVICES = {
         "same device",
     ),
     "a choice on the host": (f"torch.where(torch.arange(4) > 1, 1.0, 0.0).mul_(torch.ones(4))\n{RIGHT}", "ok", ""),
-    "places set on the host": (f"h = torch.zeros(4)\nh[h > 1] = 5.0\n{RIGHT}", "cheat", "index_put is not run"),
+    "places set on the host": (f"h = torch.zeros(4)\nh[h > 1] = 5.0\n{RIGHT}", "ok", ""),
     "classes on the host": (
         f"torch.nn.functional.one_hot(torch.arange(4), 4).add_(torch.ones(1))\n{RIGHT}",
         "crash",

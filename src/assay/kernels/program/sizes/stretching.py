@@ -101,9 +101,8 @@ async def size_with_turns(
     """
     for value, most in stretchable(first):
         far = await turns_at(stretched(first, value, most))
-        goal = {
-            loop: min(far[loop], wanted[loop], loop.enough) for loop, turns in seen.items() if far.get(loop, 0) > turns
-        }
+        more = [loop for loop, turns in seen.items() if far.get(loop, UNKNOWN) > turns]
+        goal = {loop: min(far[loop], wanted[loop], loop.enough) for loop in more}
         if not goal:
             continue
         # What grows with a size does so in proportion, as a rule: the first guess is the one.
@@ -112,7 +111,7 @@ async def size_with_turns(
         middle = min(max(most + 1 - max(spare, 1).bit_length(), low), high)
         while low < high:
             turns = await turns_at(stretched(first, value, middle))
-            if all(turns.get(loop, 0) >= enough for loop, enough in goal.items()):
+            if all(turns.get(loop, UNKNOWN) >= enough for loop, enough in goal.items()):
                 high, found = middle, turns
                 if spare > 1:
                     break
