@@ -231,6 +231,7 @@ class Grader:
                     grown=partial(self._preparations.grown_size, prepared),
                     published=partial(self._preparations.published, prepared),
                     shapes=self._preparations.shapes_at,
+                    fits=self._preparations.fits,
                     stretched=self._preparations.stretched_size,
                 )
                 verdict, attempt = await self._grading.grade(code, size, sizes)

@@ -38,7 +38,7 @@ MAX_GROWTH, MAX_GROWTH_APART, MAX_GROWTH_OF_MUCH = 8, 32, 3
 less of much work."""
 MUCH = 1 << 24
 """Operations of a reference, in a replay seconds of convolutions."""
-MAX_STRETCHED, OF_A_BLOCK = 1 << 22, 16
+MAX_STRETCHED, OF_A_BLOCK = 1 << 23, 16
 """Arithmetic of a reference, and elements that it is given, at a size of which one integer alone is larger; and how
 many operations of a product take as long as one of others."""
 
@@ -157,13 +157,11 @@ class Preparations:
         return (await shared(self.task(f"shapes at: {scaled.hash}", partial(self._make_shapes, scaled)))).shapes
 
     async def stretched_size(self, scaled: ScaledProblem) -> Size | None:
-        """A size of a problem, with a draw; None where it is more work than a replay has time for.
+        """A size of a problem, with a draw; None where its reference does not run or it is not worth a reward.
 
         Raises:
             Closed, ReferenceModelError: as above.
         """
-        if not await self._is_replayed_in_time(scaled):
-            return None
         return await (await shared(self.task(f"stretched: {scaled.hash}", partial(self._make_ready, scaled)))).size()
 
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
@@ -236,7 +234,7 @@ class Preparations:
             return 0
         return max(reference_arithmetic(shapes.work), shapes.elements)
 
-    async def _is_replayed_in_time(self, scaled: ScaledProblem) -> bool:
+    async def fits(self, scaled: ScaledProblem) -> bool:
         """Whether a size is as little work as a replay has time for, products being done by blocks."""
         found = await self.shapes_at(scaled)
         if found is None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from assay.kernels import language
-from assay.kernels.language.flow.turns import UNKNOWN, lines_of_loops, turns_of
+from assay.kernels.language.flow.turns import UNKNOWN, Place, lines_of_loops, turns_of
 
 HELPER = """@triton.jit
 def helper(n, BLOCK):
@@ -35,7 +35,7 @@ def turns(body: str, grid: tuple[int, ...] = (4,), **given: Any) -> list[int | N
     """Of the kernel's loops in their order; None where it is not known, or nothing comes there."""
     found = kernels(body)
     told = turns_of(found, "0", {"x": None, "n": 100, "m": 10, "BLOCK": 32} | given, grid)
-    known = [told.get(("0", place), UNKNOWN) for place in range(len(lines_of_loops(found.functions["0"])))]
+    known = [told.get(Place("", "0", place), UNKNOWN) for place in range(len(lines_of_loops(found.functions["0"])))]
     return [None if each == UNKNOWN else each for each in known]
 
 
@@ -70,6 +70,9 @@ LOOP = "    tl.store(x, 1.0)"
         (f"for i in range(tl.where(n > 0, tl.cdiv(n, BLOCK), 0)):\n{LOOP}", {}, [4]),
         (f"for i in range((n & 6) ^ 1):\n{LOOP}", {}, [5]),
         (f"for i in range(triton.next_power_of_2(m) - 2**3):\n{LOOP}", {}, [8]),
+        (f"for i in range(tl.ceil(n / BLOCK).to(tl.int32)):\n{LOOP}", {}, [4]),
+        (f"for i in range(((n + BLOCK - 1) * (1.0 / BLOCK)).to(tl.int32)):\n{LOOP}", {}, [4]),
+        (f"for i in range(tl.cast(n / 30, tl.int32)):\n{LOOP}", {}, [3]),
         (f"k, l = n, m\nfor i in range(0, k, l + 40):\n{LOOP}", {}, [2]),
     ],
 )
@@ -80,7 +83,7 @@ def test_turns_of_loops(body: str, given: dict[str, Any], expected: list[int | N
 @pytest.mark.parametrize(("n", "expected"), [(20, 1), (64, 2), (4096, 128)])
 def test_loops_of_helpers_turn_by_what_they_are_given(n: int, expected: int) -> None:
     found = kernels("v = helper(n, BLOCK)\ntl.store(x, v)")
-    assert turns_of(found, "0", {"x": None, "n": n, "m": 1, "BLOCK": 32}, (1,)) == {("1", 0): expected}
+    assert turns_of(found, "0", {"x": None, "n": n, "m": 1, "BLOCK": 32}, (1,)) == {Place(".0", "1", 0): expected}
     assert lines_of_loops(found.functions["1"]) == [4]
 
 
@@ -104,3 +107,9 @@ def test_programs_at_all_corners_and_in_the_middle_count() -> None:
     assert turns(across, grid=(4, 4)) == [4], "of a triangle the last of the first ones has most"
     middle = f"k = tl.program_id(0)\nfor i in range(min(k, 8 - k)):\n{LOOP}"
     assert turns(middle, grid=(9,)) == [4]
+
+
+def test_calls_of_a_helper_are_told_apart() -> None:
+    found = kernels("v = helper(n, 10) + helper(n, BLOCK)\ntl.store(x, v)")
+    told = turns_of(found, "0", {"x": None, "n": 40, "m": 1, "BLOCK": 32}, (1,))
+    assert sorted(told.values()) == [2, 4] and {place.path for place in told} == {".0", ".1"}

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.kernels import prepared
 from assay.kernels.config import GraderConfig
 from assay.kernels.problems.other_sizes import stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
-from assay.kernels.program.sizes.stretching import size_with_turns
-from assay.kernels.program.sizes.turns import LAUNCHES, Loop, lacking, turns_in
+from assay.kernels.program.sizes.stretching import powers_for
+from assay.kernels.program.sizes.turns import LAUNCHES, Loop, goal_of, lacking, turns_in
 from assay.sandbox import JobResult
 from support.kernel_graders import Bench
 from support.sandboxes import needs_walls
@@ -81,15 +82,15 @@ def test_what_a_loop_does_from_its_second_turn_on_is_graded(bench: Bench, code: 
     assert verdict.kind == kind, verdict
     if kind == "ok":
         (found,) = verdict.evidence["stretched"]
-        assert [change[3] for change in found["changes"]] == [2, 1024] and "findings" not in verdict.evidence
+        assert [change[3] for change in found["changes"]] == [4, 1024] and "findings" not in verdict.evidence
     else:
-        assert "but not where they do more (batch_size 64 -> 2, classes 8192 -> 1024)" in verdict.message
+        assert "but not where they do more (batch_size 64 -> 4, classes 8192 -> 1024)" in verdict.message
 
 
 @needs_walls
-def test_turns_that_are_too_much_work_are_told(bench: Bench) -> None:
-    code = KERNEL.replace("BLOCK=256", "BLOCK=1048576")
-    verdict = bench.grade(problem(1 << 23), code, QUICK)
+def test_turns_that_are_too_much_work_are_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "MAX_STRETCHED", 1 << 9)
+    verdict = bench.grade(problem(2048), KERNEL, QUICK)
     assert verdict.ok and "stretched" not in verdict.evidence, verdict
     (finding,) = verdict.evidence["findings"]
     assert (finding["rule"], finding["line"], finding["decided"]) == ("turns", 12, False)
@@ -141,30 +142,31 @@ def test_what_a_second_program_or_launch_does_is_graded(bench: Bench, step: str,
 
 
 def test_an_axis_and_launches_want_two_and_loops_three() -> None:
-    loop, axis, launches = (Loop("text", place, 1) for place in (0, -1, LAUNCHES))
+    loop, axis, launches = (Loop("text", place, 0, 1) for place in (0, -1, LAUNCHES))
     wanted = {loop: 9, axis: 9, launches: 9}
     assert lacking(wanted, [{loop: 3, axis: 2, launches: 2}]) == {}
-    assert lacking(wanted, [{loop: 2, axis: 1}, {launches: 1}]) == {loop: 2, axis: 1, launches: 1}
+    assert lacking(wanted, [{loop: 2, axis: 1, launches: 1}]) == {loop: 2, axis: 1, launches: 1}
+    assert lacking(wanted, [{loop: 2}, {axis: 1, loop: 1}]) == {loop: 2}, "what is not there at first is not asked for"
     assert lacking({loop: 1, axis: 1, launches: -1}, [{loop: 1, axis: 1}]) == {}
 
 
 @given(st.integers(1, 1 << 17), st.sampled_from([1, 2, 3, 1 << 40]))
 def test_the_size_found_is_the_smallest_with_as_many_turns(block: int, most: int) -> None:
-    first, loop = scale(problem(1 << 17), 32), Loop("text", 0, 1)
+    first, loop = scale(problem(1 << 17), 32), Loop("text", 0, 0, 1)
 
     async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
         return {loop: min(-(-classes_of(scaled) // block), most)}
 
     wanted = {loop: min(-(-(1 << 17) // block), most)}
-    seen = lacking(wanted, [{loop: min(-(-32 // block), most)}])
-    found = asyncio.run(size_with_turns(first, wanted, seen, turns_at))
-    if not seen:
-        assert found is None
+    here = {loop: min(-(-32 // block), most)}
+    goal = goal_of(wanted, here)
+    powers, found = asyncio.run(powers_for(first, goal, here, turns_at))
+    if here[loop] >= goal[loop]:
+        assert not powers
         return
-    assert found is not None
-    size, enough = classes_of(found[0]), min(wanted[loop], 3)
-    assert -(-size // block) >= enough and found[1][loop] >= enough
-    assert -(-(size // 4) // block) < enough, "no more than twice as large as it has to be"
+    size = classes_of(stretched(first, powers))
+    assert -(-size // block) >= goal[loop] and found[loop] >= goal[loop]
+    assert -(-(size // 4) // block) < goal[loop], "no more than twice as large as it has to be"
 
 
 def classes_of(scaled: ScaledProblem) -> int:
@@ -174,14 +176,23 @@ def classes_of(scaled: ScaledProblem) -> int:
 def test_only_what_was_made_smaller_is_stretched() -> None:
     first = scale(problem(4096), 32)
     assert stretchable(first) == [(4096, 7), (64, 5)], "those of a batch last"
-    found = stretched(first, 4096, 3)
+    found = stretched(first, {4096: 3})
     assert {change.name: change.new for change in found.scaling.changes} == {"batch_size": 2, "classes": 256}
     assert found.scaling.rule == "stretched" and str(found.scaling) == "batch_size 64 -> 2, classes 4096 -> 256"
 
 
 @pytest.mark.parametrize(
     "told",
-    [None, "x", [], [None], [[["a"]]], [[["a", 0, 0, "3"]]], [[[1, 0, 0, 3]]], [[["a", 0, 10**400, 10**400]] * 3]],
+    [
+        None,
+        "x",
+        [],
+        [None],
+        [[["a"]]],
+        [[["a", 0, 0, 0, "3"]]],
+        [[[1, 0, 0, 0, 3]]],
+        [[["a", 0, 0, 10**400, 10**400]] * 3],
+    ],
 )
 def test_whatever_a_job_tells_is_bounded(told: Any) -> None:
     result = JobResult("ok", "", report={"turns": told})

@@ -82,11 +82,12 @@ def stretchable(scaled: ScaledProblem) -> list[tuple[int, int]]:
     return sorted(((v, most) for v, most in powers.items() if most), key=lambda pair: (pair[0] in of_batch, -pair[0]))
 
 
-def stretched(scaled: ScaledProblem, published: int, power: int) -> ScaledProblem:
-    """Sizes graded first, but for the integers of one published size: so many times doubled."""
+def stretched(scaled: ScaledProblem, powers: Mapping[int, int]) -> ScaledProblem:
+    """Sizes graded first, but for the integers of some published sizes: doubled so many times."""
     known = _Integers.of(scaled)
-    chosen = {each: now for each, now in known.now.items() if each.value == published}
-    return known.resized({each: _times(published, now, 2**power) for each, now in chosen.items()}, "stretched")
+    chosen = {each: now for each, now in known.now.items() if each.value in powers}
+    sizes = {each: _times(each.value, now, 2 ** powers[each.value]) for each, now in chosen.items()}
+    return known.resized(sizes, "stretched")
 
 
 def any_smaller(other: ScaledProblem, first: ScaledProblem) -> bool:

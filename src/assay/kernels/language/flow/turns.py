@@ -1,6 +1,6 @@
 """How often the loops of a kernel turn, by what a launch gives it: whole numbers, and those made of them.
 
-    found = turns_of(kernels, "0", {"n": 8192, "BLOCK": 1024}, (64,))      {("0", 0): 8}
+    found = turns_of(kernels, "0", {"n": 8192, "BLOCK": 1024}, (64,))      {Place("", "0", 0): 8}
 
 Numbers are followed through assignments, branches, loops and helpers; blocks are not. A loop is run at most `MOST`
 times: what it does in its first, second and third turn it does in all of them.
@@ -9,10 +9,12 @@ times: what it does in its first, second and third turn it does in all of them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from assay.kernels.language.flow.walking import names_of, statements
+from assay.kernels.language.flow.walking import expressions, names_of, own, statements
 from assay.kernels.language.form import (
     Arguments,
     Assign,
@@ -34,6 +36,7 @@ from assay.kernels.language.form import (
     Local,
     Logic,
     Method,
+    Named,
     Return,
     Statement,
     Text,
@@ -44,22 +47,34 @@ from assay.kernels.language.form import (
 
 MOST = 3
 UNKNOWN = -1
-Loop = tuple[str, int]
-"""The key of a function, and the place of a loop among its loops."""
+
+
+class Place(NamedTuple):
+    """A loop of a kernel."""
+
+    path: str
+    """Through which calls of helpers it is reached: the place of each among those of its function."""
+    function: str
+    """The key of the function that it is in."""
+    number: int
+    """Among the loops of that function."""
+
+
 Number = bool | int | float | str | None
 Known = Number | tuple["Known", ...]
 """None is what is not known."""
 _STEPS = 20_000
 """Statements that are looked at for a launch; of what comes after them nothing is known."""
 _LARGEST = 1 << 62
-_SAME = frozenset({"tl.multiple_of", "tl.max_contiguous", "tl.max_constancy", "tl.constexpr", "int", "tl.cast"})
+_SAME = frozenset({"tl.multiple_of", "tl.max_contiguous", "tl.max_constancy", "tl.constexpr"})
 """Functions that give their first argument."""
+_ROUNDED = {"tl.ceil": math.ceil, "tl.floor": math.floor, "libdevice.ceil": math.ceil, "libdevice.floor": math.floor}
 
 
-def turns_of(kernels: Kernels, key: str, given: Mapping[str, Number], grid: Sequence[int]) -> dict[Loop, int]:
+def turns_of(kernels: Kernels, key: str, given: Mapping[str, Number], grid: Sequence[int]) -> dict[Place, int]:
     """Loop -> how often it turns at most, in the programs at the ends of a launch's axes and in the middle; `UNKNOWN`
     where nothing says so in any of them. Of a loop with a condition `MOST` stands for more."""
-    found: dict[Loop, int] = {}
+    found: dict[Place, int] = {}
     ends = itertools.product(*(sorted({0, max(size - 1, 0)}) for size in grid))
     for place in {*ends, tuple(size // 2 for size in grid)}:
         _Run(kernels.functions, place, tuple(grid), found).call(kernels.functions[key], dict(given))
@@ -76,19 +91,29 @@ class _Run:
     functions: Mapping[str, Function]
     place: tuple[int, ...]
     grid: tuple[int, ...]
-    found: dict[Loop, int]
+    found: dict[Place, int]
     steps: int = 0
-    places: dict[int, Loop] = field(default_factory=dict)
-    """Loops by `id`."""
+    path: str = ""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Of loops, and of calls of helpers, in their functions, by `id`."""
+    inside: str = ""
+    """The key of the function that is run."""
 
     def call(self, function: Function, known: dict[str, Known]) -> Known:
         """Run a function; returns what it returns."""
-        loops = (each for each in statements(function.body) if isinstance(each, For | While))
-        self.places |= {id(each): (function.key, number) for number, each in enumerate(loops)}
+        every = list(statements(function.body))
+        self.numbers |= {
+            id(each): at for at, each in enumerate(each for each in every if isinstance(each, For | While))
+        }
+        parts = (part for each in every for value in own(each) for part in expressions(value))
+        self.numbers |= {id(part): at for at, part in enumerate(part for part in parts if isinstance(part, Invoke))}
+        before, self.inside = self.inside, function.key
         for parameter in function.parameters:
             if parameter.name not in known:
                 known[parameter.name] = None if parameter.default is None else self.value(parameter.default, {})
-        return self.body(function.body, known)
+        found = self.body(function.body, known)
+        self.inside = before
+        return found
 
     def body(self, body: Sequence[Statement], known: dict[str, Known]) -> Known:
         """Run statements; returns what the first `return` gives that is sure to be reached."""
@@ -146,7 +171,7 @@ class _Run:
             turns += 1
             self.body(each.body, known)
         known_turns = UNKNOWN if turns == -1 or self.steps > _STEPS else turns if values is None else len(values)
-        place = self.places[id(each)]
+        place = Place(self.path, self.inside, self.numbers[id(each)])
         self.found[place] = max(known_turns, self.found.get(place, UNKNOWN))
         if turns in (-1, MOST):
             _forget(each, known)
@@ -189,21 +214,27 @@ class _Run:
                 whole, at = self.value(value, known), self.value(place, known)
                 inside = isinstance(whole, tuple) and type(at) is int and -len(whole) <= at < len(whole)
                 return whole[at] if inside else None  # type: ignore[index]
+            case Call("tl.cast", arguments):
+                value, kind, *_ = (*arguments.values(), None)
+                return _cast(self.value(value, known) if value is not None else None, kind)
             case Call(function, arguments):
                 return self.called(function, [self.value(value, known) for value in arguments.values()])
             case Method(value, "to", arguments):
-                return self.value(value, known)
+                return _cast(self.value(value, known), next(iter(arguments.values()), None))
             case Invoke(key, arguments):
-                return self.invoked(self.functions[key], arguments, known)
+                return self.invoked(each, self.functions[key], arguments, known)
             case _:
                 return None
 
-    def invoked(self, function: Function, arguments: Arguments, known: Mapping[str, Known]) -> Known:
+    def invoked(self, each: Invoke, function: Function, arguments: Arguments, known: Mapping[str, Known]) -> Known:
         """What a helper gives."""
         names = [parameter.name for parameter in function.parameters]
         given = dict(zip(names, (self.value(value, known) for value in arguments.positional), strict=False))
         given |= {name: self.value(value, known) for name, value in arguments.named}
-        return self.call(function, given)
+        before, self.path = self.path, f"{self.path}.{self.numbers[id(each)]}"
+        found = self.call(function, given)
+        self.path = before
+        return found
 
     def called(self, function: str, given: Sequence[Known]) -> Known:
         """What a function of the language gives."""
@@ -230,9 +261,19 @@ class _Run:
             return 1 << max(numbers[0] - 1, 0).bit_length()
         if function in ("abs", "tl.abs"):
             return abs(numbers[0])
+        if function == "int":
+            return int(numbers[0])
+        if function in _ROUNDED:
+            return float(_ROUNDED[function](numbers[0]))
         if function in ("triton.cdiv", "tl.cdiv") and len(numbers) == 2:
             return _of_two("//", _of_two("+", numbers[0], _of_two("-", numbers[1], 1)), numbers[1])
         return None
+
+
+def _cast(value: Known, kind: Expression | None) -> Known:
+    """A number of another type: whole numbers leave out what fractions have behind the point."""
+    whole = isinstance(kind, Named) and kind.name.removeprefix("tl.").startswith(("int", "uint"))
+    return int(value) if whole and isinstance(value, float) and abs(value) < _LARGEST else value
 
 
 def _assign(target: object, value: Known, known: dict[str, Known]) -> None:

@@ -49,5 +49,7 @@ class OtherSizes:
     graded there."""
     shapes: Callable[[ScaledProblem], Awaitable[Shapes | None]]
     """Gives what a submission is given at any size; None where the reference does not run."""
+    fits: Callable[[ScaledProblem], Awaitable[bool]]
+    """Whether a size is as little work as a replay has time for."""
     stretched: Callable[[ScaledProblem], Awaitable[Size | None]]
-    """Gives a size of which one integer alone is larger than at the first one; None where it is too much work."""
+    """Gives such a size, with a draw; None where the reference does not run or the problem is not worth a reward."""

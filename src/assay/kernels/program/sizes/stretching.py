@@ -3,12 +3,13 @@ told apart.
 
     verdict = await where_loops_turn(verdict, size, sizes, [published.text, first.text, other.text], deeper)
 
-Loops follow one size of a problem, as a rule: the others stay as small as they are. What cannot be graded so is told.
+As few sizes of a problem as possible are larger: the others stay as small as they are. What cannot be graded so is
+told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.kernels.language.flow.turns import UNKNOWN
@@ -18,18 +19,23 @@ from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
-from assay.kernels.program.sizes.turns import Loop, Turns, lacking
+from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, Loop, Turns, goal_of, lacking
 from assay.kernels.program.verdict import at_another_size, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
 
 _UNKNOWN = "how often a loop turns depends on values, or on numbers that the grader does not follow"
-MOST_SIZES = 3
-"""Sizes that are graded so: one for each size of the problem that a loop may follow."""
+MOST_SIZES, MOST_STEPS = 3, 4
+"""Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
+can."""
+PROGRAMS = (3, ENOUGH_PROGRAMS)
+"""Programs and launches that are told apart: the third, where that is little work, or else the second."""
 _SAYS_NOTHING = frozenset({"timeout", "unsupported", "infra_error"})
 """Verdicts at a larger size that say nothing about a submission."""
 
 TurnsAt = Callable[[ScaledProblem], Awaitable[Turns]]
 """How often loops turn at a size; nothing where the submission or the reference does not run there."""
+Fits = Callable[[ScaledProblem], Awaitable[bool]]
+"""Whether a size is as little work as a replay has time for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +67,18 @@ async def where_loops_turn(
         attempt = None if shapes is None else await deeper.record(shapes)
         return (await deeper.turns([attempt.text]))[0] if isinstance(attempt, Attempt) else {}
 
-    for _ in range(MOST_SIZES):
-        few = lacking(wanted, graded)
-        found = await size_with_turns(size.scaled, wanted, few, turns_at) if few else None
-        other = await sizes.stretched(found[0]) if found is not None else None
-        if found is None or other is None:
-            break
-        again = await deeper.grade(other)
-        if again.kind in _SAYS_NOTHING:
-            break
-        scaling = other.scaled.scaling
+    async for scaled, turns in _sizes(size.scaled, wanted, graded, turns_at, sizes.fits):
+        other = await sizes.stretched(scaled)
+        again = await deeper.grade(other) if other is not None else None
+        if again is None or again.kind in _SAYS_NOTHING:
+            continue
         if not again.ok:
-            where = f"right where loops turn once or launches have one program, but not where they do more ({scaling})"
+            where = "right where loops turn once or launches have one program, but not where they do more"
+            where = f"{where} ({scaled.scaling})"
             return at_another_size(again, verdict, where)
-        verdict = with_calls(verdict, again, {"stretched": [*verdict.evidence.get("stretched", []), scaling.to_json()]})
-        graded.append(found[1])
+        told = [*verdict.evidence.get("stretched", []), scaled.scaling.to_json()]
+        verdict = with_calls(verdict, again, {"stretched": told})
+        graded.append(turns)
     findings = [_few(loop, seen, wanted[loop]) for loop, seen in sorted(lacking(wanted, graded).items())]
     unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
     findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]
@@ -87,36 +90,89 @@ def _few(loop: Loop, seen: int, most: int) -> Finding:
     return Finding("turns", said, loop.line, refused=False)
 
 
-async def size_with_turns(
-    first: ScaledProblem, wanted: Turns, seen: Mapping[Loop, int], turns_at: TurnsAt
-) -> tuple[ScaledProblem, Turns] | None:
-    """The smallest size, of those at which one published size alone is larger than graded first, at which some loop
-    turns more often, as often as it does where that one is as large as published; and how often loops turn there.
+async def _sizes(
+    first: ScaledProblem, wanted: Turns, graded: list[Turns], turns_at: TurnsAt, fits: Fits
+) -> AsyncIterator[tuple[ScaledProblem, Turns]]:
+    """The sizes to grade, and how often loops turn there: one at which all do at once, or else some for some of them.
+
+    `graded`: at the sizes graded so far; the caller adds to it.
+    """
+    for programs in PROGRAMS:
+        goal = goal_of(wanted, graded[0], programs)
+        if any(not _few_of(goal, turns) for turns in graded):
+            return
+        powers, turns = await powers_for(first, goal, graded[0], turns_at)
+        if powers and await fits(stretched(first, powers)):
+            yield stretched(first, powers), turns
+            return
+    for _ in range(MOST_SIZES):
+        few = lacking(wanted, graded)
+        goal = {loop: min(wanted[loop], loop.enough) for loop in few}
+        powers, turns = await powers_for(first, goal, few, turns_at, steps=1) if few else ({}, {})
+        if not powers or not await fits(stretched(first, powers)):
+            return
+        count = len(graded)
+        yield stretched(first, powers), turns
+        if len(graded) == count:  # it said nothing
+            return
+
+
+def _few_of(goal: Mapping[Loop, int], turns: Mapping[Loop, int]) -> dict[Loop, int]:
+    """What turns less often than it has to, and how often."""
+    seen = {loop: turns.get(loop, UNKNOWN) for loop in goal}
+    return {loop: often for loop, often in seen.items() if often < goal[loop]}
+
+
+async def powers_for(
+    first: ScaledProblem, goal: Mapping[Loop, int], turns: Turns, turns_at: TurnsAt, steps: int = MOST_STEPS
+) -> tuple[dict[int, int], Turns]:
+    """How many times some published sizes have to be doubled, from the size graded first on, so that loops turn as
+    often as they have to, as far as they come to it; and how often they turn then.
 
     Args:
         first: The size graded first.
-        wanted: How often loops turn at the published size.
-        seen: Loops that turned less often than that, and how often.
+        goal: How often loops have to turn.
+        turns: How often they do at that size.
         turns_at: Asked about few sizes.
+        steps: How many published sizes may be larger at once.
     """
+    powers: dict[int, int] = {}
+    for _ in range(steps):
+        few = _few_of(goal, turns)
+        found = await _one_more(first, powers, goal, few, turns_at) if few else None
+        if found is None:
+            break
+        powers, turns = found
+    return powers, turns
+
+
+async def _one_more(
+    first: ScaledProblem,
+    powers: Mapping[int, int],
+    goal: Mapping[Loop, int],
+    few: Mapping[Loop, int],
+    turns_at: TurnsAt,
+) -> tuple[dict[int, int], Turns] | None:
+    """One published size more, doubled about as often as it takes, with which some of few turns are more."""
     for value, most in stretchable(first):
-        far = await turns_at(stretched(first, value, most))
-        more = [loop for loop, turns in seen.items() if far.get(loop, UNKNOWN) > turns]
-        goal = {loop: min(far[loop], wanted[loop], loop.enough) for loop in more}
-        if not goal:
+        if value in powers:
+            continue
+        far = await turns_at(stretched(first, {**powers, value: most}))
+        more = {loop: min(far[loop], goal[loop]) for loop, turns in few.items() if far.get(loop, UNKNOWN) > turns}
+        if not more:
             continue
         # What grows with a size does so in proportion, as a rule: the first guess is the one.
-        spare = min(far[loop] // enough for loop, enough in goal.items())
+        spare = min(far[loop] // enough for loop, enough in more.items())
         low, high, found = 1, most, far
         middle = min(max(most + 1 - max(spare, 1).bit_length(), low), high)
         while low < high:
-            turns = await turns_at(stretched(first, value, middle))
-            if all(turns.get(loop, UNKNOWN) >= enough for loop, enough in goal.items()):
+            turns = await turns_at(stretched(first, {**powers, value: middle}))
+            if all(turns.get(loop, UNKNOWN) >= enough for loop, enough in more.items()):
                 high, found = middle, turns
                 if spare > 1:
                     break
             else:
                 low = middle + 1
             middle, spare = (low + high) // 2, 0
-        return stretched(first, value, high), found
+        return {**powers, value: high}, found
     return None

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.kernels import language
-from assay.kernels.language.flow.turns import UNKNOWN, lines_of_loops, turns_of
+from assay.kernels.language.flow.turns import UNKNOWN, Place, lines_of_loops, turns_of
 from assay.kernels.program.form import Launch, table_of
 from assay.kernels.program.jobs import REPLAY
 from assay.kernels.program.limits import UNALLOCATED
@@ -26,7 +27,7 @@ from assay.sandbox.base import Job, JobResult, Limits, Round
 from assay.types import Json
 
 _NUMBERS = (bool, int, float, str)
-_DIGITS = 32
+_DIGITS, _PATH, _LAUNCHES_APART = 32, 96, 8
 _MOST_LOOPS, _MOST_LINES = 1 << 12, 1 << 20
 _MOST_TURNS = 1 << 40
 
@@ -42,6 +43,8 @@ class Loop:
 
     text: str
     place: int
+    launch: int
+    """Of the kernel in a call, for the first few: they may have blocks of other sizes."""
     line: int
     """Of the submission."""
 
@@ -74,34 +77,44 @@ def told_of(source: str) -> Json:
     return [sorted(map(list, _of(text))) for text in json.loads(source)]
 
 
-def _of(text: str) -> Iterator[tuple[str, int, int, int]]:
+def _of(text: str) -> Iterator[tuple[str, int, int, int, int]]:
     program = read(text.encode(), UNALLOCATED)
     kernels = None if isinstance(program, Refusal) else language.parse(table_of(program))
     if isinstance(program, Refusal) or not isinstance(kernels, language.Kernels):
         return
-    found: dict[tuple[str, int], int] = {}
+    launches: Counter[int] = Counter()
     for step in program.forward:
         if not isinstance(step, Launch):
             continue
-        key = str(step.kernel)
-        found[key, LAUNCHES] = found.get((key, LAUNCHES), 0) + 1
-        for loop, turns in _fewest(kernels, step).items():
-            found[loop] = max(turns, found.get(loop, UNKNOWN))
-    for (key, place), turns in found.items():
-        text_of = hashlib.sha256(program.kernels[int(key)].source.encode()).hexdigest()[:_DIGITS]
-        function = kernels.functions[key]
-        yield text_of, place, lines_of_loops(function)[place] if place >= 0 else function.line, turns
+        number = launches[step.kernel]
+        launches[step.kernel] += 1
+        if number >= _LAUNCHES_APART:
+            continue
+        function, text = kernels.functions[str(step.kernel)], _digest(program.kernels[step.kernel].source)
+        for place, turns in _fewest(kernels, step).items():
+            if isinstance(place, Place):
+                line = lines_of_loops(kernels.functions[place.function])[place.number]
+                yield f"{text}{place.path}", place.number, number, line, turns
+            else:
+                yield text, place, number, function.line, turns
+    for kernel, count in launches.items():
+        yield _digest(program.kernels[kernel].source), LAUNCHES, 0, kernels.functions[str(kernel)].line, count
 
 
-def _fewest(kernels: language.Kernels, step: Launch) -> dict[tuple[str, int], int]:
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()[:_DIGITS]
+
+
+def _fewest(kernels: language.Kernels, step: Launch) -> dict[Place | int, int]:
     """Loops, and axes, of a launch -> how often in the configuration in which they do so least."""
-    fewest: dict[tuple[str, int], int] = {}
+    fewest: dict[Place | int, int] = {}
     for variant in step.variants:
         numbers = {name: value if isinstance(value, _NUMBERS) else None for name, value in variant.args}
-        found = turns_of(kernels, str(step.kernel), numbers, variant.grid)
-        found |= {(str(step.kernel), -1 - axis): size for axis, size in enumerate(variant.grid)}
-        for loop, turns in found.items():
-            fewest[loop] = min(turns, fewest.get(loop, turns))
+        loops = turns_of(kernels, str(step.kernel), numbers, variant.grid)
+        axes = {-1 - axis: size for axis, size in enumerate(variant.grid)}
+        every: list[tuple[Place | int, int]] = [*loops.items(), *axes.items()]
+        for place, turns in every:
+            fewest[place] = min(turns, fewest.get(place, turns))
     return fewest
 
 
@@ -116,14 +129,25 @@ def _read(told: Json) -> Turns:
     loops = {}
     for each in told[:_MOST_LOOPS] if isinstance(told, list) else ():
         match each:
-            case [str(text), int(place), int(line), int(turns)]:
-                found = Loop(text[:_DIGITS], place, min(max(line, 0), _MOST_LINES))
+            case [str(text), int(place), int(launch), int(line), int(turns)]:
+                found = Loop(text[:_PATH], place, launch, min(max(line, 0), _MOST_LINES))
                 loops[found] = min(max(turns, UNKNOWN), _MOST_TURNS)
     return loops
 
 
+def goal_of(wanted: Turns, first: Turns, programs: int = ENOUGH_PROGRAMS) -> dict[Loop, int]:
+    """How often what is at the first size too has to turn to be told from what does so as often as at the published
+    size. `programs`: and launches, how many of them are told apart."""
+    goal = {}
+    for loop, turns in wanted.items():
+        if loop in first and turns != UNKNOWN:
+            goal[loop] = min(turns, loop.enough if loop.place >= 0 else programs)
+    return goal
+
+
 def lacking(wanted: Turns, graded: Sequence[Turns]) -> dict[Loop, int]:
     """Loops that turn more often than at any size that was graded, as far as that is told apart -> how often they did
-    there."""
+    there. Those that are not at the first of these sizes are left out."""
+    wanted = {loop: turns for loop, turns in wanted.items() if not graded or loop in graded[0]}
     most = {loop: max((turns.get(loop, UNKNOWN) for turns in graded), default=UNKNOWN) for loop in wanted}
     return {loop: seen for loop, seen in most.items() if seen < min(wanted[loop], loop.enough)}
