@@ -85,7 +85,8 @@ def _rounded(program: Program) -> dict[int, int]:
             found |= {id(each): _elements(each) for storage in used for each in waiting.pop(storage, ())}
             made |= used
             continue
-        read = [window for value in elements_read(step) for window in windows_in(value)]
+        moved = elements_read(step)[:1]  # what comes after it says where to
+        read = [window for value in moved for window in windows_in(value)]
         if role_of(step) != "move" or not read:
             continue
         came, known = ({window.storage for window in read} & each for each in (made, lost))
