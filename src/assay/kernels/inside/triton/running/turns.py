@@ -37,7 +37,7 @@ that others come between its operations in number."""
 PATIENCE = (16, 2000)
 """How often a program that waits asks again before another one runs, in launches in which one is slow: on a GPU all
 that others compute meanwhile takes time."""
-SLOW = 0.5
+SLOW = 0.75
 """The chance of such a launch."""
 LONG_TURN = 1024
 """After so many atomic operations a program gives way in any case."""
