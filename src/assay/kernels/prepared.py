@@ -227,12 +227,8 @@ class Preparations:
 
     async def _work(self, scaled: ScaledProblem) -> int:
         """What a reference computes, or is given, found by shapes alone; 0 where it does not run so."""
-        find = partial(self._reference.shapes, scaled.code, self._config.precision, owner=scaled.problem.hash)
-        try:
-            shapes = await self._reference.waited(find)
-        except ReferenceModelError:
-            return 0
-        return max(reference_arithmetic(shapes.work), shapes.elements)
+        shapes = await self.shapes_at(scaled)
+        return 0 if shapes is None else max(reference_arithmetic(shapes.work), shapes.elements)
 
     async def fits(self, scaled: ScaledProblem) -> bool:
         """Whether a size is as little work as a replay has time for, products being done by blocks."""

@@ -28,7 +28,7 @@ TAKEN = {
         "try:\n    t.numpy()[0] = 5\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError"
     ),
     "comparisons": (
-        "t = torch.linspace(0, 1, 3)\nassert torch.equal(t, t.clone()) and torch.allclose(t, t + 1e-9)\n"
+        "t = torch.linspace(0, 1, 3)\nassert torch.equal(input=t, other=t.clone()) and torch.allclose(t, t + 1e-9)\n"
         "assert (t >= 0).all() and not t.equal(t.flip(0))"
     ),
     "places": "assert torch.nonzero(torch.tensor([0, 3, 0, 2])).flatten().tolist() == [1, 3]",

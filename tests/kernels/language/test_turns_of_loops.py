@@ -109,6 +109,14 @@ def test_programs_at_all_corners_and_in_the_middle_count() -> None:
     assert turns(middle, grid=(9,)) == [4]
 
 
+@pytest.mark.parametrize(
+    "number",
+    ["n / 0", "int(1e300)", "tl.ceil(1e300)", "(1e300 * 1e300).to(tl.int32)", "n << 62", "n ** 99", "n % 0", "-n"],
+)
+def test_no_number_raises(number: str) -> None:
+    assert turns(f"for i in range({number}):\n{LOOP}") in ([None], [0])
+
+
 def test_calls_of_a_helper_are_told_apart() -> None:
     found = kernels("v = helper(n, 10) + helper(n, BLOCK)\ntl.store(x, v)")
     told = turns_of(found, "0", {"x": None, "n": 40, "m": 1, "BLOCK": 32}, (1,))

@@ -15,6 +15,7 @@ from assay.kernels.config import GraderConfig
 from assay.kernels.problems.other_sizes import stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
+from assay.kernels.program import grading
 from assay.kernels.program.sizes.stretching import powers_for
 from assay.kernels.program.sizes.turns import LAUNCHES, Loop, goal_of, lacking, turns_in
 from assay.sandbox import JobResult
@@ -95,6 +96,15 @@ def test_turns_that_are_too_much_work_are_told(bench: Bench, monkeypatch: pytest
     (finding,) = verdict.evidence["findings"]
     assert (finding["rule"], finding["line"], finding["decided"]) == ("turns", 12, False)
     assert finding["message"].startswith("at the published size there are 8 turns of a loop, and at most 1 where")
+
+
+@needs_walls
+def test_turns_that_nothing_tells_are_a_finding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading, "turns_in", lambda result, programs: [{}] * programs)
+    verdict = bench.grade(problem(2048), KERNEL, QUICK)
+    assert verdict.ok and "stretched" not in verdict.evidence, verdict
+    (finding,) = verdict.evidence["findings"]
+    assert "could not be told" in finding["message"] and not finding["decided"]
 
 
 SQUARES = SUMS.replace("torch.logsumexp(x, 1)", "x * x")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.kernels.operators import normal_name
@@ -293,13 +293,8 @@ def in_use(steps: Sequence[Json], windows: Sequence[Json], later: Sequence[Json]
         later: Steps after them.
     """
     live = {window[0] for window in (*windows, *(each for step in later for each in _all_windows(step)))}
-    kept = []
-    for step in reversed([step for step in steps if step]):
-        draws = "op" in step and normal_name(step["op"].partition(".")[0]) in RANDOM
-        if "op" not in step or draws or any(out[0] in live for out in step["outs"]):
-            live |= {window[0] for window in _all_windows(step)}
-            kept.append(step)
-    return kept[::-1]
+    (kept,) = _used([steps], live, lambda step: not step or ("op" in step and not _draws(step)))
+    return kept
 
 
 def used_in_calls(calls: Sequence[Call], known: Collection[int], windows: Sequence[Json]) -> list[Call]:
@@ -312,14 +307,25 @@ def used_in_calls(calls: Sequence[Call], known: Collection[int], windows: Sequen
         windows: What stays between calls.
     """
     live = {window[0] for window in (*windows, *(each for call in calls for each in (*call[0], *call[2])))}
-    dropped = set()
-    for _, steps, _ in reversed(calls):
+    kept = _used([steps for _, steps, _ in calls], live, lambda step: id(step) in known)
+    return [(given, steps, made) for (given, _, made), steps in zip(calls, kept, strict=True)]
+
+
+def _used(phases: Sequence[Sequence[Json]], live: set[int], may_go: Callable[[Json], bool]) -> list[list[Json]]:
+    """Phases without steps that may go and write no storage that is read afterwards. `live`: those read in the end."""
+    kept: list[list[Json]] = []
+    for steps in reversed(phases):
+        used = []
         for step in reversed(steps):
-            if id(step) in known and not any(out[0] in live for out in step["outs"]):
-                dropped.add(id(step))
-            else:
+            if not may_go(step) or any(out[0] in live for out in step.get("outs", ())):
                 live |= {window[0] for window in _all_windows(step)}
-    return [(given, [step for step in steps if id(step) not in dropped], made) for given, steps, made in calls]
+                used.append(step)
+        kept.append(used[::-1])
+    return kept[::-1]
+
+
+def _draws(step: Json) -> bool:
+    return normal_name(step["op"].partition(".")[0]) in RANDOM
 
 
 def _all_windows(step: Json) -> Iterator[Json]:

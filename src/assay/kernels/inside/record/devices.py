@@ -28,6 +28,7 @@ _READS = (
     *("__contains__", "__dlpack__", "storage", "__repr__", "__format__", "__reduce_ex__", "apply_", "map_", "map2_"),
 )
 _COMPARED = (torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose)
+"""What compares the values of two tensors."""
 _ANSWERED = ("__dlpack_device__", "_typed_storage", "is_shared", "share_memory_")
 """What is asked of the device itself, or of memory that is not there."""
 _FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
@@ -76,7 +77,7 @@ class Pretended(OnCpu):
             torch.Tensor.imag.__set__: lambda tensor, value: self._set_part(torch.imag, tensor, value),  # type: ignore[attr-defined]
             torch.Tensor.__cuda_array_interface__.__get__: _refused("__cuda_array_interface__"),
             **{getattr(torch.Tensor, name): _read(tape, name) for name in _READS},
-            **{func: functools.partial(self._compared, func) for func in _COMPARED},
+            **{func: _told(tape, func) for func in _COMPARED},
             **{getattr(torch.Tensor, name): _refused(name) for name in _ANSWERED},
         }
 
@@ -213,14 +214,6 @@ class Pretended(OnCpu):
         if other is None:
             return False
         return self._called(torch.Tensor.__eq__, tensor, other)
-
-    def _compared(self, func: Any, one: torch.Tensor, other: torch.Tensor, **named: Any) -> Any:
-        """`torch.equal` and `torch.allclose`, of values that follow from what host code wrote down."""
-        held = self._tape.known(one), self._tape.known(other)
-        if held[0] is None or held[1] is None:
-            raise self._tape.read(f"torch.{func.__name__}()")
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            return func(*held, **named)
 
     def _set_part(self, part: Any, tensor: torch.Tensor, value: Any) -> None:
         part(tensor).copy_(value) if isinstance(value, torch.Tensor) else part(tensor).fill_(value)
@@ -371,12 +364,18 @@ def _check_format(memory_format: Any) -> None:
 
 
 def _read(tape: Tape, name: str) -> Callable[..., Any]:
-    def read(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
-        if name in known.READS and (held := tape.known(tensor)) is not None:
-            return known.answer(name, held, args, named)
-        raise tape.read(f"Tensor.{name}()")
+    call, of_values = f"Tensor.{name}()", known.method(name)
+
+    def read(*args: Any, **named: Any) -> Any:
+        if of_values is None:
+            raise tape.read(call)
+        return tape.told(call, of_values, args, named)
 
     return read
+
+
+def _told(tape: Tape, func: Any) -> Callable[..., Any]:
+    return lambda *args, **named: tape.told(f"torch.{func.__name__}()", func, args, named)
 
 
 def _refused(name: str) -> Callable[..., Any]:

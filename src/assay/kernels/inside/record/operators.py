@@ -96,7 +96,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotRecordableError(f"the operator {func} takes functions")
         library, _, base = schema.name.partition("::")
         if base in _READ and library == "aten":
-            return self._read(func, base, args, named)
+            if base not in OPERATORS:
+                raise self._tape.read(f"torch's {base}")
+            return self._tape.told(f"torch's {base}", func, args, named)
         custom.check(func.name())
         places = self._tape.places
         tensors = custom.tensors_of((*args, *named.values()))
@@ -111,20 +113,6 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._by_steps(func, schema, base, args, named)
         with torch._C.DisableTorchFunction():
             return self._note(func, schema, library, base, args, named)
-
-    def _read(self, func: Any, base: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """What an operator tells of values, where they follow from what host code wrote down.
-
-        Raises:
-            HostReadError: they do not.
-        """
-        held = {
-            id(one): self._tape.known(one) for one in _flat([*args, *named.values()]) if isinstance(one, torch.Tensor)
-        }
-        if base not in OPERATORS or any(one is None for one in held.values()):
-            raise self._tape.read(f"torch's {base}")
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            return func(*(held.get(id(one), one) for one in args), **{k: held.get(id(v), v) for k, v in named.items()})
 
     def _by_steps(self, func: Any, schema: Any, base: str, args: Sequence[Any], named: dict[str, Any]) -> None:
         """Note the steps of an operator that gives nothing back: it is there for what it writes, or for what it raises

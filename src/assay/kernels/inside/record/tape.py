@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,6 +101,19 @@ class Tape:
             if number is None:  # literal values that nothing has used, or what nothing has written
                 return None if tensor.device.type == "meta" else tensor
             return self.values.of(self.window(tensor), self._bytes.__getitem__)
+
+    def told(self, call: str, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """What a function tells of tensors, where the values of all of them are known.
+
+        Raises:
+            HostReadError: they are not. `call` names the function.
+        """
+        tensors = [one for one in (*args, *named.values()) if isinstance(one, torch.Tensor)]
+        held = {id(one): self.known(one) for one in tensors}
+        if any(one is None for one in held.values()):
+            raise self.read(call)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            return func(*(held.get(id(one), one) for one in args), **{k: held.get(id(v), v) for k, v in named.items()})
 
     def sizes(self) -> list[int]:
         """Bytes of each storage; none where a move has left it behind and nothing uses it.

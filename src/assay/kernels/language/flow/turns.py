@@ -102,11 +102,10 @@ class _Run:
     def call(self, function: Function, known: dict[str, Known]) -> Known:
         """Run a function; returns what it returns."""
         every = list(statements(function.body))
-        self.numbers |= {
-            id(each): at for at, each in enumerate(each for each in every if isinstance(each, For | While))
-        }
+        loops = (each for each in every if isinstance(each, For | While))
         parts = (part for each in every for value in own(each) for part in expressions(value))
-        self.numbers |= {id(part): at for at, part in enumerate(part for part in parts if isinstance(part, Invoke))}
+        calls = (part for part in parts if isinstance(part, Invoke))
+        self.numbers |= {id(each): number for found in (loops, calls) for number, each in enumerate(found)}
         before, self.inside = self.inside, function.key
         for parameter in function.parameters:
             if parameter.name not in known:
@@ -157,11 +156,11 @@ class _Run:
             if isinstance(each, While):
                 condition = self.value(each.condition, known)
                 if condition is None:
-                    turns = -1
+                    turns = UNKNOWN
                     break
                 more = bool(condition)
             elif values is None:
-                turns = -1
+                turns = UNKNOWN
                 break
             else:
                 more = turns < len(values)
@@ -170,12 +169,12 @@ class _Run:
                 break
             turns += 1
             self.body(each.body, known)
-        known_turns = UNKNOWN if turns == -1 or self.steps > _STEPS else turns if values is None else len(values)
+        known_turns = UNKNOWN if turns == UNKNOWN or self.steps > _STEPS else turns if values is None else len(values)
         place = Place(self.path, self.inside, self.numbers[id(each)])
         self.found[place] = max(known_turns, self.found.get(place, UNKNOWN))
-        if turns in (-1, MOST):
+        if turns in (UNKNOWN, MOST):
             _forget(each, known)
-        if turns == -1:
+        if turns == UNKNOWN:
             self.body(each.body, known)
             _forget(each, known)
 
@@ -185,7 +184,7 @@ class _Run:
         named = {name: self.value(value, known) for name, value in each.arguments.named}
         first, second, third = ("arg1", "arg2", "step")
         places = [*arguments, *(named[name] for name in (first, second, third)[len(arguments) :] if name in named)]
-        if not places or not all(type(place) is int for place in places[:3]):
+        if not places or not all(type(place) is int and abs(place) < _LARGEST for place in places[:3]):
             return None
         try:
             return range(*places[:3])  # type: ignore[arg-type]
@@ -240,17 +239,13 @@ class _Run:
         """What a function of the language gives."""
         if function in ("tl.program_id", "tl.num_programs"):
             axis = given[0] if given else None
-            counts = self.place if function == "tl.program_id" else self.grid
-            return (
-                counts[axis]
-                if type(axis) is int and 0 <= axis < len(counts)
-                else 0
-                if function == "tl.program_id"
-                else 1
-            )
+            counts, beyond = (self.place, 0) if function == "tl.program_id" else (self.grid, 1)
+            if type(axis) is not int:
+                return None
+            return counts[axis] if 0 <= axis < len(counts) else beyond
         if function in _SAME:
             return given[0] if given else None
-        numbers = [value for value in given if isinstance(value, bool | int | float)]
+        numbers = [value for value in given if isinstance(value, bool | int | float) and abs(value) <= _LARGEST]
         if len(numbers) < len(given) or not numbers:
             return None
         if function in ("min", "tl.minimum", "max", "tl.maximum"):
@@ -289,10 +284,10 @@ def _assign(target: object, value: Known, known: dict[str, Known]) -> None:
 def _forget(loop: For | While, known: dict[str, Known]) -> None:
     """What a loop assigns is no longer known."""
     for each in statements(loop.body):
-        names = (
-            names_of(each.target) if isinstance(each, Assign) else [each.name] if isinstance(each, Fix | For) else ()
-        )
-        known |= dict.fromkeys(names)
+        if isinstance(each, Assign):
+            known |= dict.fromkeys(names_of(each.target))
+        elif isinstance(each, Fix | For):
+            known[each.name] = None
 
 
 def _of_one(operator: str, value: Known) -> Known:
@@ -314,7 +309,7 @@ def _of_two(operator: str, left: Known, right: Known) -> Known:
         return (left == right) == (operator == "==")
     if not isinstance(left, bool | int | float) or not isinstance(right, bool | int | float):
         return None
-    if max(abs(left), abs(right)) > _LARGEST:
+    if not (abs(left) <= _LARGEST and abs(right) <= _LARGEST):  # nor is it a number
         return None
     match operator:
         case "+":

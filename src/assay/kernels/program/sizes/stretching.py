@@ -19,11 +19,14 @@ from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
-from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, Loop, Turns, goal_of, lacking
+from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, Loop, Turns, few_of, goal_of, lacking
 from assay.kernels.program.verdict import at_another_size, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
 
 _UNKNOWN = "how often a loop turns depends on values, or on numbers that the grader does not follow"
+_NOT_TOLD = (
+    "how often loops turn, and how many programs there are, could not be told: sizes may be too small to show it"
+)
 MOST_SIZES, MOST_STEPS = 3, 4
 """Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
 can."""
@@ -61,6 +64,8 @@ async def where_loops_turn(
         deeper: What is done at a size.
     """
     wanted, *graded = await deeper.turns(texts)
+    if not all((wanted, *graded)):  # of each program some launches are told, so this is of none
+        return with_findings(verdict, [Finding("turns", _NOT_TOLD, refused=False)])
 
     async def turns_at(scaled: ScaledProblem) -> Turns:
         shapes = await sizes.shapes(scaled)
@@ -99,7 +104,7 @@ async def _sizes(
     """
     for programs in PROGRAMS:
         goal = goal_of(wanted, graded[0], programs)
-        if any(not _few_of(goal, turns) for turns in graded):
+        if any(not few_of(goal, turns) for turns in graded):
             return
         powers, turns = await powers_for(first, goal, graded[0], turns_at)
         if powers and await fits(stretched(first, powers)):
@@ -117,12 +122,6 @@ async def _sizes(
             return
 
 
-def _few_of(goal: Mapping[Loop, int], turns: Mapping[Loop, int]) -> dict[Loop, int]:
-    """What turns less often than it has to, and how often."""
-    seen = {loop: turns.get(loop, UNKNOWN) for loop in goal}
-    return {loop: often for loop, often in seen.items() if often < goal[loop]}
-
-
 async def powers_for(
     first: ScaledProblem, goal: Mapping[Loop, int], turns: Turns, turns_at: TurnsAt, steps: int = MOST_STEPS
 ) -> tuple[dict[int, int], Turns]:
@@ -138,7 +137,7 @@ async def powers_for(
     """
     powers: dict[int, int] = {}
     for _ in range(steps):
-        few = _few_of(goal, turns)
+        few = few_of(goal, turns)
         found = await _one_more(first, powers, goal, few, turns_at) if few else None
         if found is None:
             break

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.kernels import language
-from assay.kernels.language.flow.turns import UNKNOWN, Place, lines_of_loops, turns_of
+from assay.kernels.language.flow.turns import MOST, UNKNOWN, Place, lines_of_loops, turns_of
 from assay.kernels.program.form import Launch, table_of
 from assay.kernels.program.jobs import REPLAY
 from assay.kernels.program.limits import UNALLOCATED
@@ -34,7 +34,8 @@ _MOST_TURNS = 1 << 40
 
 LAUNCHES = -4
 """The place of the launches of a kernel; -1, -2 and -3 are those of the axes of their grids."""
-ENOUGH_TURNS, ENOUGH_PROGRAMS = 3, 2
+ENOUGH_PROGRAMS = 2
+"""How many programs, and launches, are told apart at least; of turns as many as are followed (`MOST`)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +52,7 @@ class Loop:
     @property
     def enough(self) -> int:
         """How many turns, programs or launches are told apart."""
-        return ENOUGH_TURNS if self.place >= 0 else ENOUGH_PROGRAMS
+        return MOST if self.place >= 0 else ENOUGH_PROGRAMS
 
     @property
     def name(self) -> str:
@@ -148,6 +149,11 @@ def goal_of(wanted: Turns, first: Turns, programs: int = ENOUGH_PROGRAMS) -> dic
 def lacking(wanted: Turns, graded: Sequence[Turns]) -> dict[Loop, int]:
     """Loops that turn more often than at any size that was graded, as far as that is told apart -> how often they did
     there. Those that are not at the first of these sizes are left out."""
-    wanted = {loop: turns for loop, turns in wanted.items() if not graded or loop in graded[0]}
-    most = {loop: max((turns.get(loop, UNKNOWN) for turns in graded), default=UNKNOWN) for loop in wanted}
-    return {loop: seen for loop, seen in most.items() if seen < min(wanted[loop], loop.enough)}
+    most = {loop: max(turns.get(loop, UNKNOWN) for turns in graded) for loop in graded[0]}
+    return few_of(goal_of(wanted, graded[0]), most)
+
+
+def few_of(goal: Turns, turns: Turns) -> dict[Loop, int]:
+    """What turns less often than it has to, and how often."""
+    seen = {loop: turns.get(loop, UNKNOWN) for loop in goal}
+    return {loop: often for loop, often in seen.items() if often < goal[loop]}

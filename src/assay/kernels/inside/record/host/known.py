@@ -6,7 +6,7 @@ are often read from `torch.linspace`. Nothing is computed before host code reads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,18 @@ OPERATORS = frozenset({"_local_scalar_dense", "is_nonzero", "nonzero", "masked_s
 """Operators whose answer, or the shape of it, depends on values."""
 
 
-def answer(name: str, held: torch.Tensor, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """What a method of `READS` gives of a tensor with its values."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+def method(name: str) -> Callable[..., Any] | None:
+    """A method of `READS` as it is answered of a tensor with its values; None for any other."""
+    if name not in READS:
+        return None
+
+    def answered(held: torch.Tensor, *args: Any, **named: Any) -> Any:
         found = getattr(torch.Tensor, name)(held.clone(), *args, **named)
-    if isinstance(found, np.ndarray):
-        found.flags.writeable = False  # the tensor's own memory, for PyTorch, in which a change would show
-    return found
+        if isinstance(found, np.ndarray):
+            found.flags.writeable = False  # the tensor's own memory, for PyTorch, in which a change would show
+        return found
+
+    return answered
 
 
 class _UnknownError(Exception):
