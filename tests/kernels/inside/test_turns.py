@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter as engine
 
 from assay.kernels.inside.triton.ledger import WrongValueError
-from assay.kernels.inside.triton.running.turns import CROWD, MOST_AT_ONCE, PATIENCE, Turns
+from assay.kernels.inside.triton.running.turns import CROWD, MOST_AT_ONCE, PATIENCE, PATIENCE_OF_WAITERS, Turns
 from assay.kernels.language import Kernels, parse
 from assay.kernels.language.flow.lowering import lowered
 
@@ -109,6 +109,28 @@ def test_programs_may_have_to_wait_long_unless_they_run_alone() -> None:
     found = [longest(False, seed) for seed in range(30)]
     assert sum(most >= PATIENCE[0] for most in found) > 6 and max(found) > 200
     assert any(most < PATIENCE[0] for most in found)
+
+
+def test_a_kernel_that_was_seen_to_wait_is_made_to_wait_long() -> None:
+    def longest(waiters: set[str], seed: int) -> int:
+        cells, asked = Cells(seed), [0] * 8
+        cells.turns = Turns(random.Random(seed), alone=False, waiters=waiters)
+
+        def program(number: int) -> None:
+            if number == 7:
+                cells.change(0, lambda _: 1)
+            while cells.change(0, lambda held: held) == 0:
+                asked[number] += 1
+
+        cells.run(8, program)
+        return max(asked)
+
+    found = [longest(set(), seed) for seed in range(40)]
+    known = [longest({"kernel"}, seed) for seed in range(40)]
+    assert sum(most >= PATIENCE_OF_WAITERS[0] // 8 for most in known) > 32
+    assert sum(most >= PATIENCE_OF_WAITERS[0] // 8 for most in found) < 28
+    waiters = set[str]()
+    assert any(longest(waiters, seed) and "kernel" in waiters for seed in range(8))
 
 
 def test_programs_that_wait_for_ever_are_refused() -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from types import GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _detach = torch.Tensor.detach
 _to = torch.Tensor.to
 _view = torch.Tensor.view
 _numpy = torch.Tensor.numpy
+_bases_of = type.__dict__["__mro__"].__get__
 
 
 class WrongOutputError(Exception):
@@ -51,8 +53,18 @@ def in_precision(model: torch.nn.Module, dtype: torch.dtype, device: str) -> tor
 
 
 def hidden(tensor: torch.Tensor) -> str:
-    """The first attribute of PyTorch's that one of the tensor's own hides; empty where none is."""
-    return next((str(name) for name in vars(tensor) if hasattr(type(tensor), name)), "")
+    """The first attribute of PyTorch's that one of the tensor's own hides; empty where none is. A `dict` of a derived
+    class may show others than Python finds in it."""
+    own = kept_by(tensor)
+    if type(own) is not dict:
+        return "__dict__"
+    return next((str(name) for name in own if hasattr(type(tensor), name)), "")
+
+
+def kept_by(thing: Any) -> Any:
+    """The dict in which Python finds the attributes of an object, whatever its class says that it is."""
+    own = (vars(kind).get("__dict__") for kind in _bases_of(type(thing)))
+    return next((each.__get__(thing) for each in own if type(each) is GetSetDescriptorType), {})
 
 
 _KEYS = (str, int, bool)

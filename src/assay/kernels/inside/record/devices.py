@@ -19,7 +19,7 @@ from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.host import answers, known, plain
 from assay.kernels.inside.record.host.addresses import SeenStorage, Version
 from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_named
-from assay.kernels.inside.record.reads import RAISED, NotRecordableError, raised
+from assay.kernels.inside.record.reads import RAISED, NotRecordableError, plain_dict, raised
 from assay.kernels.inside.record.tape import Tape
 
 META = torch.device("meta")
@@ -188,7 +188,7 @@ class Pretended(OnCpu):
         with torch._C.DisableTorchFunction():
             held = tensor.untyped_storage()
             fills = tensor.numel() * tensor.element_size() == held.nbytes() and tensor.storage_offset() == 0
-            fills &= _is_dense(tensor) and not vars(tensor) and tensor.grad is None
+            fills &= _is_dense(tensor) and not plain_dict(tensor, "a tensor") and tensor.grad is None
             place = ("memory", held._cdata)
         if not fills or place in memo:
             raise NotRecordableError(

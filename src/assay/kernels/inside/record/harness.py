@@ -225,6 +225,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         called_back = capture.called_back(lambda: _call(caller, again, tape, header))
         tape.ask_allocators()
     models.check(model, header.get("fixed", ()))
+    models.check_accumulated(model)
     process.check()
     if tape.outside:
         raise NotRecordableError(
@@ -362,7 +363,8 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
 def _trained(tensor: torch.Tensor) -> tuple[object, ...]:
     """What autograd and optimizers go by, besides values."""
     with torch._C.DisableTorchFunction():
-        return tensor.requires_grad, id(tensor.grad), id(tensor.grad_fn), len(tensor._backward_hooks or ())
+        hooks = len(tensor._backward_hooks or ())
+        return tensor.requires_grad, id(tensor.grad), id(tensor.grad_fn), hooks, models.dtype_of_gradients(tensor)
 
 
 def _arguments(entries: Sequence[Json]) -> list[Any]:

@@ -19,7 +19,7 @@ from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.jit import JITFunction, KernelParam
 
 from assay.kernels.inside.record import host_state
-from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.reads import NotRecordableError, plain_dict
 
 _LATER: dict[type, frozenset[str]] = {
     JITFunction: frozenset({"hash", "used_global_vals", "pre_run_hooks"}),
@@ -69,7 +69,7 @@ def check(found: Any) -> None:
     held, before = _born.get(id(found), (None, {}))
     if later is None or held is not found:
         raise _other(found, f"is a {type(found).__name__} that no decorator of Triton's made")
-    now = vars(found)
+    now = plain_dict(found, f"the launched {getattr(found, '__name__', type(found).__name__):.80}")
     if now.get("_repr") is not None:
         raise _other(found, "has a repr=, which runs where it is compiled")
     # What it holds was looked at before its first launch, and is compiled by then.
@@ -112,7 +112,7 @@ def check_text(found: JITFunction[Any], lines: Sequence[str]) -> None:
 
 def check_configuration(tuner: Any, found: Any) -> None:
     """Raises NotRecordableError where a configuration is not one of Triton's."""
-    if type(found) is not Config or vars(found).keys() != _OF_CONFIGS:
+    if type(found) is not Config or plain_dict(found, "a triton.Config").keys() != _OF_CONFIGS:
         raise _other(tuner, "is tuned with what is no plain triton.Config")
 
 
@@ -142,7 +142,8 @@ def frozen(value: Any) -> Any:
     if isinstance(value, constexpr):
         return type(value), frozen(value.value)
     if isinstance(value, Config):
-        return type(value), tuple((name, frozen(part)) for name, part in vars(value).items())
+        own = plain_dict(value, "a triton.Config")
+        return type(value), tuple((name, frozen(part)) for name, part in own.items())
     if isinstance(value, FunctionType):
         return id(value), id(value.__code__), id(value.__closure__)
     return id(value)
@@ -150,14 +151,15 @@ def frozen(value: Any) -> Any:
 
 def _parameter(value: KernelParam) -> Any:
     """A parameter of a kernel; what it keeps of what was asked has to be what it would say anew."""
-    own = tuple(vars(value)[name] for name in _OF_PARAMETERS)
+    kept = plain_dict(value, "a kernel's parameter")
+    own = tuple(kept[name] for name in _OF_PARAMETERS)
     held, before, fresh = _fresh.get(id(value), (None, (), None))
     if held is not value or any(one is not other for one, other in zip(before, own, strict=True)):
         fresh = KernelParam(*own)
         _fresh[id(value)] = value, own, fresh
     right = type(value) is KernelParam and all(
-        name in _OF_PARAMETERS or (hasattr(fresh, name) and frozen(getattr(fresh, name)) == frozen(kept))
-        for name, kept in vars(value).items()
+        name in _OF_PARAMETERS or (hasattr(fresh, name) and frozen(getattr(fresh, name)) == frozen(part))
+        for name, part in kept.items()
     )
     return right, tuple(map(frozen, own))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from assay.kernels.inside import submission
+from assay.kernels.inside.tensors import kept_by
 
 _raised: list[str] = []
 """What PyTorch raised where host code was recorded, in which host code may have caught it."""
@@ -41,6 +44,18 @@ class NotRecordableError(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         _note(self)
+
+
+def plain_dict(thing: Any, what: str) -> dict[str, Any]:
+    """The attributes that an object keeps, as Python finds them.
+
+    Raises:
+        NotRecordableError: its dict is of a derived class, which may show others.
+    """
+    own = kept_by(thing)
+    if type(own) is not dict:
+        raise NotRecordableError(f"the __dict__ of {what} is a {type(own).__name__:.80}: leave it as Python makes it")
+    return own
 
 
 def _note(error: Exception) -> None:

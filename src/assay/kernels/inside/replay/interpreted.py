@@ -57,6 +57,8 @@ class Interpreted:
         self._varies = self._two_ways = False
         self.widths = Widths()
         """What the accesses allow of all calls that must be right."""
+        self.waiters = set[str]()
+        """Kernels whose programs have waited for each other."""
         self.places: dict[int, int] = {}
         """Numbers of the steps that are launches, by `id`."""
 
@@ -187,7 +189,8 @@ class _InterpretedRun:
 
     def _turns(self, launch: Launch, alone: bool, crowd: bool = False) -> Turns:
         chance = random.Random(self._manner.seed * MOST_LINES + launch.line)
-        return Turns(chance, alone, crowd=crowd or (not alone and chance.random() < CROWDED))
+        crowd = crowd or (not alone and chance.random() < CROWDED)
+        return Turns(chance, alone, crowd, self._machine.waiters)
 
     def _at_once(self, kernel: Rebuilt, launch: Launch, variant: Variant, run: Callable[[], None]) -> None:
         """The same launch, on the same account, its programs at once."""

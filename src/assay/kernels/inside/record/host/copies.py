@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.reads import NotRecordableError, plain_dict
 
 _NAMES = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 """What copies and pickles of an object run."""
@@ -69,7 +69,7 @@ def check(model_part: Any, space: dict[str, Any]) -> None:
             )
         _check_object(kind, f"a {kind.__name__:.80} that {type(model_part).__name__:.80} keeps")
         if isinstance(found, torch.Tensor):
-            waiting += vars(found).values()
+            waiting += plain_dict(found, f"a tensor that {type(model_part).__name__:.80} keeps").values()
         inside = id(kind) not in _known or kind in _CONTAINERS
         if inside and not isinstance(found, _WHOLE):
             waiting += [part for part in gc.get_referents(found) if part is not kind]

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.host import copies
-from assay.kernels.inside.record.reads import NotRecordableError
+from assay.kernels.inside.record.reads import NotRecordableError, plain_dict
 from assay.kernels.inside.tensors import hidden, hidden_by_class
 
 Module = torch.nn.Module
@@ -47,10 +48,10 @@ CONTAINERS = {
 """In what a module keeps its parts -> the class of that."""
 _TRAINED = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that change its gradient."""
+_MARK = "assay"
 _METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type)
 _layers: dict[type, dict[str, Any]] = {}
 """PyTorch's modules and what they are made of, and what each says of `TELLING`, before a submission is imported."""
-_attributes_of = vars(Module)["__dict__"].__get__
 _bases_of = type.__dict__["__mro__"].__get__
 
 
@@ -67,7 +68,8 @@ def check(model: Any, fixed: Collection[str] = ()) -> None:
     `fixed`: names of what no optimizer changes of the reference.
     """
     for part in _parts(model):
-        own, kind = _attributes_of(part), f"{type(part).__name__:.80}"
+        kind = f"{type(part).__name__:.80}"
+        own = plain_dict(part, kind)
         if type(type(part)) not in (type, ABCMeta):
             raise NotRecordableError(f"{kind} has a metaclass of its own: leave that out")
         copies.check_class(type(part), kind)
@@ -87,6 +89,31 @@ def check(model: Any, fixed: Collection[str] = ()) -> None:
             f"optimizers change the parameter {name:.80}, and of the reference they do not: use register_buffer, or "
             "requires_grad=False"
         )
+    held = dict(named_buffers(model)) if fixed else {}
+    if name := next((name for name in held if name in fixed and name not in saved_names(model)), ""):
+        raise NotRecordableError(
+            f"the buffer {name:.80} is not saved with the model, and of the reference it is: leave persistent=False out"
+        )
+
+
+def check_accumulated(model: Any) -> None:
+    """Raises NotRecordableError where gradients of a parameter pass through a node of autograd's that somebody holds:
+    it may have hooks, of which a parameter says nothing. One that nobody holds is made anew, without any."""
+    for name, parameter in named_parameters(model):
+        if not _is_trained(parameter) or _plain(parameter, "grad_fn") is not None:
+            continue
+        _notes_of(parameter)[_MARK] = True
+        if _MARK in _notes_of(parameter):
+            raise NotRecordableError(
+                f"something holds the node of autograd that adds up gradients of the parameter {name:.80}: hooks on "
+                "it, or a result that was made under torch.enable_grad() and kept. Leave that out"
+            )
+
+
+def _notes_of(parameter: torch.Tensor) -> dict[str, bool]:
+    """What is noted at the node that adds up its gradients."""
+    node: Any = get_gradient_edge(parameter).node
+    return node.metadata  # type: ignore[no-any-return]
 
 
 def _check_methods(part: Any, own: Mapping[str, Any], kind: str) -> None:
@@ -144,6 +171,13 @@ def _plain(tensor: Any, name: str) -> Any:
     return vars(torch._C.TensorBase)[name].__get__(tensor)
 
 
+def dtype_of_gradients(tensor: Any) -> Any:
+    """The dtype that gradients of a tensor are to have; its own before PyTorch 2.10, which has no other."""
+    with torch._C.DisableTorchFunction():
+        own = vars(torch._C.TensorBase)
+        return own.get("grad_dtype", own["dtype"]).__get__(tensor)
+
+
 def _is_trained(parameter: Any) -> bool:
     return bool(_plain(parameter, "requires_grad"))
 
@@ -177,10 +211,11 @@ def _check_tensor(tensor: Any, where: str) -> None:
             f"a {kind.__name__:.80} {where} has several elements in one place (as after expand): no optimizer and no "
             "load_state_dict can change them. Give it memory of its own, as by contiguous()"
         )
-    if any(_plain(tensor, name) for name in _TRAINED) or _plain(tensor, "grad") is not None:
+    strange = dtype_of_gradients(tensor) is not _plain(tensor, "dtype")
+    if any(_plain(tensor, name) for name in _TRAINED) or _plain(tensor, "grad") is not None or strange:
         raise NotRecordableError(
-            f"a {kind.__name__:.80} {where} has a gradient, or hooks that change one, before anybody trains it: leave "
-            "that out"
+            f"a {kind.__name__:.80} {where} has a gradient, one of another dtype (grad_dtype), or hooks that change "
+            "one, before anybody trains it: leave that out"
         )
     if name := hidden(tensor) or hidden_by_class(kind):
         raise NotRecordableError(
@@ -224,7 +259,7 @@ def _parts(model: Any) -> Iterator[Any]:
             continue
         seen.add(id(part))
         yield part
-        waiting += (_attributes_of(part).get("_modules") or {}).values()
+        waiting += (plain_dict(part, f"{type(part).__name__:.80}").get("_modules") or {}).values()
 
 
 def _known(kind: type) -> set[type]:

@@ -35,10 +35,12 @@ MANNERS = ((0.0, 0.1), (0.0, 0.5), (0.5, 0.2), (0.8, 1.0))
 """The chance that a program goes on at an atomic operation, and the chance that one that does not sleeps for long, so
 that others come between its operations in number."""
 PATIENCE = (16, 2000)
-"""How often a program that waits asks again before another one runs, in launches in which one is slow: on a GPU all
-that others compute meanwhile takes time."""
+"""How often programs that wait ask again before another one runs, in launches in which one is slow: on a GPU all that
+others compute meanwhile takes time."""
 SLOW = 0.75
 """The chance of such a launch."""
+PATIENCE_OF_WAITERS, SLOW_OF_WAITERS = (128, 4000), 0.95
+"""The same of a kernel whose programs have been seen to wait. They begin in random order, so that more of them do."""
 LONG_TURN = 1024
 """After so many atomic operations a program gives way in any case."""
 _STACK, _STACK_IN_A_CROWD = 4 << 20, 1 << 20
@@ -77,9 +79,13 @@ class _Program:
 class Turns:
     """How the programs of a launch take turns, and those that are under way."""
 
-    def __init__(self, chance: random.Random, alone: bool, crowd: bool = False) -> None:
-        """`alone`: another program runs only where one waits for it. `crowd`: all programs begin at once."""
+    def __init__(
+        self, chance: random.Random, alone: bool, crowd: bool = False, waiters: set[str] | None = None
+    ) -> None:
+        """`alone`: another program runs only where one waits for it. `crowd`: all programs begin at once. `waiters`:
+        names of kernels whose programs waited in earlier launches; those that do here are added."""
         self._chance, self._alone = chance, alone
+        self._waiters = waiters if waiters is not None else set()
         self._stays, self._naps = (1.0, 0.0) if alone else chance.choice(MANNERS)
         self._crowd, self._most = crowd, CROWD if crowd else MOST_AT_ONCE
         self.under_way = False
@@ -90,13 +96,12 @@ class Turns:
         Raises:
             Exception: the first that a program raises.
         """
-        self._name, self._function = name, function
+        self._name, self._function, self._knows = name, function, name in self._waiters
         self._waiting, self._count = list(reversed(places if self._alone else self._ordered(places))), len(places)
         self._live: list[_Program] = []
         self._error: BaseException | None = None
         self._idle, self._patient = 0, False
-        slow = not self._alone and self._chance.random() < SLOW
-        self._patience = int(math.exp(self._chance.uniform(*map(math.log, PATIENCE)))) if slow else 0
+        self._patience = self._drawn_patience()
         self._done = threading.Semaphore(0)
         _allow_threads(_STACK_IN_A_CROWD if self._crowd else _STACK)
         self.under_way = True
@@ -109,9 +114,15 @@ class Turns:
         if self._error is not None:
             raise self._error
 
+    def _drawn_patience(self) -> int:
+        chance, between = (SLOW_OF_WAITERS, PATIENCE_OF_WAITERS) if self._knows else (SLOW, PATIENCE)
+        if self._alone or self._chance.random() >= chance:
+            return 0
+        return int(math.exp(self._chance.uniform(*map(math.log, between))))
+
     def _ordered(self, places: Sequence[Place]) -> Sequence[Place]:
         """The order in which programs begin: often neighbours along an axis of the grid, which share more."""
-        if self._chance.random() < SHUFFLED:
+        if self._knows or self._chance.random() < SHUFFLED:
             return places
         axes, sign = self._chance.sample(range(3), 3), self._chance.choice((1, -1))
         return sorted(places, key=lambda place: [sign * place[1][axis] for axis in axes])
@@ -140,6 +151,8 @@ class Turns:
             return
         asked = (pointers.tobytes(), data.tobytes()) if pointers.size <= MOST_ASKED else None
         waits = asked is not None and asked == self._me.asked
+        if waits:
+            self._waiters.add(self._name)
         self._patient = waits and self._patience > 0
         if self._patient:
             self._patience -= 1
