@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from assay.kernels import language
-from assay.kernels.language.flow.turns import UNKNOWN, Place, lines_of_loops, turns_of
+from assay.kernels.language.flow.turns import UNKNOWN, Place, follow, lines_of_loops
 
 HELPER = """@triton.jit
 def helper(n, BLOCK):
@@ -34,7 +34,7 @@ def kernels(body: str, parameters: str = "x, n, m, BLOCK: tl.constexpr") -> lang
 def turns(body: str, grid: tuple[int, ...] = (4,), **given: Any) -> list[int | None]:
     """Of the kernel's loops in their order; None where it is not known, or nothing comes there."""
     found = kernels(body)
-    told = turns_of(found, "0", {"x": None, "n": 100, "m": 10, "BLOCK": 32} | given, grid)
+    told = follow(found, "0", {"x": None, "n": 100, "m": 10, "BLOCK": 32} | given, grid).turns
     known = [told.get(Place("", "0", place), UNKNOWN) for place in range(len(lines_of_loops(found.functions["0"])))]
     return [None if each == UNKNOWN else each for each in known]
 
@@ -57,7 +57,7 @@ LOOP = "    tl.store(x, 1.0)"
         (f"for i in range(tl.program_id(0), n, tl.num_programs(0)):\n{LOOP}", {"n": 6}, [2]),
         (f"k = n\nwhile k > 0:\n    k -= BLOCK\n{LOOP}", {"n": 64}, [2]),
         (f"k = 0\nwhile k < n:\n    k += BLOCK\n{LOOP}", {}, [3]),
-        (f"for i in range(m):\n    for j in range(0, i):\n    {LOOP}", {}, [10, 2]),
+        (f"for i in range(m):\n    for j in range(0, i):\n    {LOOP}", {}, [10, 9]),
         (f"for i in range(m):\n    k = i * 2\nfor j in range(k):\n{LOOP}", {"m": 2}, [2, 2]),
         (f"for i in range(m):\n    k = i * 2\nfor j in range(k):\n{LOOP}", {"m": 50}, [50, None]),
         (f"if n > 50:\n    for i in range(2):\n    {LOOP}\nelse:\n    for i in range(1):\n    {LOOP}", {}, [2, None]),
@@ -83,7 +83,7 @@ def test_turns_of_loops(body: str, given: dict[str, Any], expected: list[int | N
 @pytest.mark.parametrize(("n", "expected"), [(20, 1), (64, 2), (4096, 128)])
 def test_loops_of_helpers_turn_by_what_they_are_given(n: int, expected: int) -> None:
     found = kernels("v = helper(n, BLOCK)\ntl.store(x, v)")
-    assert turns_of(found, "0", {"x": None, "n": n, "m": 1, "BLOCK": 32}, (1,)) == {Place(".0", "1", 0): expected}
+    assert follow(found, "0", {"x": None, "n": n, "m": 1, "BLOCK": 32}, (1,)).turns == {Place(".0", "1", 0): expected}
     assert lines_of_loops(found.functions["1"]) == [4]
 
 
@@ -119,5 +119,58 @@ def test_no_number_raises(number: str) -> None:
 
 def test_calls_of_a_helper_are_told_apart() -> None:
     found = kernels("v = helper(n, 10) + helper(n, BLOCK)\ntl.store(x, v)")
-    told = turns_of(found, "0", {"x": None, "n": 40, "m": 1, "BLOCK": 32}, (1,))
+    told = follow(found, "0", {"x": None, "n": 40, "m": 1, "BLOCK": 32}, (1,)).turns
     assert sorted(told.values()) == [2, 4] and {place.path for place in told} == {".0", ".1"}
+
+
+LAST = (1 << 31) - 1
+
+
+@pytest.mark.parametrize(
+    ("line", "given", "wraps"),
+    [
+        ("k = n * m", {"n": 65536, "m": 32768}, True),
+        ("k = n * m", {"n": 65536, "m": 32767}, False),
+        ("k = n.to(tl.int64) * m", {"n": 65536, "m": 65536}, False),
+        ("k = n * m.to(tl.int64)", {"n": 65536, "m": 65536}, False),
+        ("k = (n * m).to(tl.int64)", {"n": 65536, "m": 65536}, True),
+        ("k = n + m", {"n": LAST, "m": 1}, True),
+        ("k = n + m", {"n": LAST + 1, "m": 1}, False),
+        ("k = -n - m", {"n": LAST, "m": 2}, True),
+        ("k = n << 20", {"n": 2048}, True),
+        ("k = BLOCK * BLOCK", {"BLOCK": 1 << 20}, False),
+        ("k = BLOCK * n", {"BLOCK": 1 << 20, "n": 2048}, True),
+        ("k = n * 4294967296", {"n": 4}, False),
+        ("k = tl.program_id(0) * n", {"n": 1 << 30}, True),
+        ("k = tl.program_id(0).to(tl.int64) * n", {"n": 1 << 30}, False),
+        ("k = tl.program_id(1) * n", {"n": 1 << 30}, False),
+        ("k = (tl.program_id(0) * BLOCK + tl.arange(0, 32))[:, None] * n", {"n": 1 << 28}, True),
+        ("k = (tl.program_id(0) * BLOCK + tl.arange(0, 32))[:, None] * n", {"n": 1 << 20}, False),
+        ("k = (n.to(tl.int64) * m).to(tl.int32)", {"n": 65536, "m": 65536}, True),
+        ("k = tl.cdiv(n, 4) * 2", {"n": LAST - 4}, False),
+        ("k = min(n, m) * 2", {"n": LAST, "m": 5}, False),
+        ("k = tl.load(x) * n", {"n": LAST}, False),
+        ("if tl.load(x) > 0:\n    k = n * n", {"n": 1 << 20}, False),
+        ("if m > 5:\n    k = n * n", {"n": 1 << 20}, True),
+        ("if m > 5:\n    k = n\nelse:\n    k = n * n", {"n": 1 << 20}, False),
+        ("if m > 5:\n    return\nk = n * n", {"n": 1 << 20}, False),
+        ("for i in range(0, n, 128):\n    k = i * m", {"n": 1 << 16, "m": 1 << 16}, True),
+        ("for i in range(0, n, 128):\n    k = i * m", {"n": 1 << 10, "m": 1 << 16}, False),
+        ("for i in tl.static_range(9):\n    k = i * BLOCK", {"BLOCK": 1 << 30}, False),
+        ("k = n if m > 5 else n * n", {"n": 1 << 20}, False),
+        ("k = tl.full((2,), 65536, tl.int32) * n", {"n": 65536}, True),
+        ("k = tl.full((2,), 65536, tl.int64) * n", {"n": 65536}, False),
+    ],
+)
+def test_numbers_that_32_bits_do_not_hold(line: str, given: dict[str, Any], wraps: bool) -> None:
+    arguments = {"x": None, "n": 100, "m": 10, "BLOCK": 32} | given
+    found = follow(kernels(f"k = 0\n{line}\ntl.store(x, 1.0)"), "0", arguments, (4,)).wraps
+    assert bool(found) is wraps and found <= {8, 9, 10, 11}
+
+
+def test_numbers_wrap_around_and_go_on() -> None:
+    loop = f"k = n * m\nfor i in range(0, k + 2):\n{LOOP}"
+    assert turns(loop, n=65536, m=65536) == [2]
+    parameters = "x, n: tl.int64, BLOCK: tl.constexpr"
+    given = {"x": None, "n": 65536, "BLOCK": 32}
+    assert not follow(kernels("k = n * n\ntl.store(x, 1.0)", parameters), "0", given, (1,)).wraps

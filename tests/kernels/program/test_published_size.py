@@ -287,3 +287,37 @@ def test_blocks_and_programs_where_tensors_are_large(
     verdict = bench.grade(SCALED, when_large(does), COMPILED)
     assert (verdict.kind, verdict.cheat) == (kind, cheat), verdict
     assert verdict.message.startswith(BEFORE) and words in verdict.message
+
+
+@needs_walls
+@pytest.mark.parametrize(
+    ("line", "kind", "words"),
+    [
+        ("i + n * n - n * n", "wrong", "more than 32 bits hold"),
+        ("i + n.to(tl.int64) * n - n.to(tl.int64) * n", "ok", ""),
+    ],
+)
+def test_numbers_that_wrap_around_where_tensors_are_large(bench: Bench, line: str, kind: str, words: str) -> None:
+    code = when_large("pass").replace("mask=i < n), 0.0)", f"mask={line} < n), 0.0)")
+    verdict = bench.grade(SCALED, code, FIT)
+    assert verdict.kind == kind and words in verdict.message, verdict
+
+
+PRODUCT = """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x_there = tl.load(x + i, mask=i < n, other=0.0)
+    eye = (tl.arange(0, BLOCK)[:, None] == tl.arange(0, BLOCK)[None, :]).to(tl.float32)
+    rows = tl.dot(eye, x_there[:, None] * eye, input_precision="ieee")
+    tl.store(out + i, tl.maximum(tl.sum(rows, 1), 0.0) * scale, mask=i < n)
+"""
+
+
+@needs_walls
+@pytest.mark.parametrize(("block", "kind"), [(32, "ok"), (512, "compile_error")])
+def test_shared_memory_that_blocks_need_where_tensors_are_large(bench: Bench, block: int, kind: str) -> None:
+    head, _, tail = when_large(f"block = {block}").partition(":\n    i = tl.program_id(0)")
+    code = f"{head}:{PRODUCT}\n\n@triton.jit\ndef other_kernel{tail.partition('def other_kernel')[2]}"
+    verdict = bench.grade(SCALED, code, COMPILED)
+    assert verdict.kind == kind, verdict
+    assert (kind == "ok") is ("shared memory" not in verdict.message)
+    assert kind == "ok" or verdict.message.startswith(BEFORE)

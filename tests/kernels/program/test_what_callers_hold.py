@@ -373,6 +373,7 @@ OF_CALLERS = {
     "parameters in another order": ("self._buffers['shift'] = self._buffers.pop('shift')", ""),
     "a gradient": ("self.frequency.grad = torch.empty_like(self.frequency)", "is trained"),
     "a frozen parameter": ("self.frequency.requires_grad_(False)", "is trained"),
+    "a dtype of gradients": ("self.frequency.grad_dtype = torch.float16", "is trained"),
 }
 
 
@@ -600,6 +601,8 @@ self.register_buffer('fixed', torch.arange(features) * 0.1 + 0.1)
         (WHOLE, "self.fixed = nn.Parameter(torch.full((2 * features,), 0.7)[::2])", "ok", ""),
         (WHOLE, "self.fixed = nn.Parameter(torch.full((features, 2), 0.7).t()[0])", "ok", ""),
         (NORMED, PARTED, "ok", ""),
+        (BUFFER, f"{BUFFER[:-1]}, persistent=False)", "unsupported", "fixed is not saved with the model"),
+        (f"{BUFFER[:-1]}, persistent=False)", BUFFER, "ok", ""),
     ],
 )
 def test_what_optimizers_change_is_what_they_change_of_the_reference(

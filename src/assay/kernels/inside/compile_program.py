@@ -2,9 +2,9 @@
 
 The `source` of the job is a program, and no Python of whoever submitted it runs: the compiler is given text that is
 generated from the kernels as the kernel language reads them. A launch is compiled in each of its variants, those of an
-autotuned kernel up to a bound and the rest only read, or all of them only read (`read_only` in the header). The report
-says what compiled, what the compiler refused, and which variants a program is left with: an autotuner passes over some
-refusals, and raises at any other.
+autotuned kernel up to a bound and the rest only read, or all of them only read and laid out (`read_only` in the
+header). The report says what compiled, what the compiler refused, and which variants a program is left with: an
+autotuner passes over some refusals, and raises at any other.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _report_on(source: str, header: Json) -> Json:
         return {"unreadable": str(kernels)[:TEXT_CHARACTERS], "in_triton": first.in_triton}
     ahead_of_time.install(header["capability"], header["shared_limit"])
     if header.get("read_only"):
-        ahead_of_time.read_only()
+        ahead_of_time.read_only(and_lay_out=True)
     compiler = Compiler(program, kernels, header.get("enough_s", 0.0))
     compiler.compile()
     report = compiler.report() | {"stored": compiler.stored(program.forward)}

@@ -1,19 +1,35 @@
-"""How often the loops of a kernel turn, by what a launch gives it: whole numbers, and those made of them.
+"""How often the loops of a kernel turn, and which of its whole numbers wrap around, by what a launch gives it.
 
-    found = turns_of(kernels, "0", {"n": 8192, "BLOCK": 1024}, (64,))      {Place("", "0", 0): 8}
+    found = follow(kernels, "0", {"n": 8192, "BLOCK": 1024}, (64,))
+    found.turns      {Place("", "0", 0): 8}
+    found.wraps      {12}                      line 12 makes a number that 32 bits do not hold
 
-Numbers are followed through assignments, branches, loops and helpers; blocks are not. A loop is run at most `MOST`
-times: what it does in its first, second and third turn it does in all of them.
+Numbers are followed through assignments, branches, loops and helpers, and of blocks their first elements. A loop is run
+at most `MOST` times, and once more as the last time: what it does in its first, second and third turn it does in all.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from assay.kernels.language.flow.numbers import (
+    LARGEST,
+    Known,
+    Narrow,
+    Number,
+    Wide,
+    cast,
+    fits,
+    given_to_a_launch,
+    logic,
+    of_function,
+    of_one,
+    of_two,
+    wrapped,
+)
 from assay.kernels.language.flow.walking import expressions, names_of, own, statements
 from assay.kernels.language.form import (
     Arguments,
@@ -36,7 +52,6 @@ from assay.kernels.language.form import (
     Local,
     Logic,
     Method,
-    Named,
     Return,
     Statement,
     Text,
@@ -60,24 +75,29 @@ class Place(NamedTuple):
     """Among the loops of that function."""
 
 
-Number = bool | int | float | str | None
-Known = Number | tuple["Known", ...]
-"""None is what is not known."""
-_STEPS = 20_000
+_STEPS = 40_000
 """Statements that are looked at for a launch; of what comes after them nothing is known."""
-_LARGEST = 1 << 62
-_SAME = frozenset({"tl.multiple_of", "tl.max_contiguous", "tl.max_constancy", "tl.constexpr"})
-"""Functions that give their first argument."""
-_ROUNDED = {"tl.ceil": math.ceil, "tl.floor": math.floor, "libdevice.ceil": math.ceil, "libdevice.floor": math.floor}
 
 
-def turns_of(kernels: Kernels, key: str, given: Mapping[str, Number], grid: Sequence[int]) -> dict[Place, int]:
-    """Loop -> how often it turns at most, in the programs at the ends of a launch's axes and in the middle; `UNKNOWN`
-    where nothing says so in any of them. Of a loop with a condition `MOST` stands for more."""
-    found: dict[Place, int] = {}
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What is known of a launch."""
+
+    turns: dict[Place, int] = field(default_factory=dict)
+    """Loop -> how often it turns at most; `UNKNOWN` where nothing says so. Of a loop with a condition `MOST` stands for
+    more."""
+    wraps: set[int] = field(default_factory=set)
+    """Lines of the submission that are sure to make a number that its type does not have."""
+
+
+def follow(kernels: Kernels, key: str, given: Mapping[str, Number], grid: Sequence[int]) -> Followed:
+    """What the programs at the ends of a launch's axes and in the middle do."""
+    found, function = Followed(), kernels.functions[key]
+    kinds = {each.name: each.type for each in function.parameters if not each.constexpr}
+    known = {name: given_to_a_launch(value, kinds[name]) if name in kinds else value for name, value in given.items()}
     ends = itertools.product(*(sorted({0, max(size - 1, 0)}) for size in grid))
     for place in {*ends, tuple(size // 2 for size in grid)}:
-        _Run(kernels.functions, place, tuple(grid), found).call(kernels.functions[key], dict(given))
+        _Run(kernels.functions, place, tuple(grid), found).call(function, dict(known))
     return found
 
 
@@ -86,18 +106,38 @@ def lines_of_loops(function: Function) -> list[int]:
     return [function.line + each.line - 1 for each in statements(function.body) if isinstance(each, For | While)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """What a loop goes through."""
+
+    values: range
+    kind: type[int]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, turn: int) -> int:
+        return self.kind(self.values[turn])
+
+
 @dataclass(slots=True)
 class _Run:
     functions: Mapping[str, Function]
     place: tuple[int, ...]
     grid: tuple[int, ...]
-    found: dict[Place, int]
+    found: Followed
     steps: int = 0
     path: str = ""
     numbers: dict[int, int] = field(default_factory=dict)
     """Of loops, and of calls of helpers, in their functions, by `id`."""
     inside: str = ""
     """The key of the function that is run."""
+    line: int = 0
+    """Of the statement that is run, in the submission."""
+    sure: bool = True
+    """Whether it is sure to be run."""
+    over: bool = False
+    """Whether the function has returned."""
 
     def call(self, function: Function, known: dict[str, Known]) -> Known:
         """Run a function; returns what it returns."""
@@ -106,17 +146,20 @@ class _Run:
         parts = (part for each in every for value in own(each) for part in expressions(value))
         calls = (part for part in parts if isinstance(part, Invoke))
         self.numbers |= {id(each): number for found in (loops, calls) for number, each in enumerate(found)}
-        before, self.inside = self.inside, function.key
+        before, self.inside = (self.inside, self.line, self.over), function.key
         for parameter in function.parameters:
             if parameter.name not in known:
                 known[parameter.name] = None if parameter.default is None else self.value(parameter.default, {})
+        self.over = False
         found = self.body(function.body, known)
-        self.inside = before
+        self.inside, self.line, self.over = before
         return found
 
     def body(self, body: Sequence[Statement], known: dict[str, Known]) -> Known:
         """Run statements; returns what the first `return` gives that is sure to be reached."""
+        begins = self.functions[self.inside].line
         for each in body:
+            self.line = begins + each.line - 1
             self.steps += 1
             if self.steps > _STEPS:
                 return None
@@ -128,31 +171,43 @@ class _Run:
                 case Do():
                     self.value(each.value, known)
                 case If():
-                    self.branch(each, known)
+                    found = self.branch(each, known)
+                    if self.over:
+                        return found
                 case For() | While():
-                    self.loop(each, known)
+                    found = self.loop(each, known)
+                    if self.over:
+                        return found
                 case Return():
-                    return None if each.value is None else self.value(each.value, known)
+                    found = None if each.value is None else self.value(each.value, known)
+                    self.over = True
+                    return found
         return None
 
-    def branch(self, each: If, known: dict[str, Known]) -> None:
-        """Run the branch that is taken, or both."""
+    def branch(self, each: If, known: dict[str, Known]) -> Known:
+        """Run the branch that is taken, or both; returns what it returns."""
         condition = self.value(each.condition, known)
         if condition is not None:
-            self.body(each.yes if condition else each.no, known)
-            return
+            return self.body(each.yes if condition else each.no, known)
         other = dict(known)
-        self.body(each.yes, known)
-        self.body(each.no, other)
+        self.perhaps(each.yes, known)
+        self.perhaps(each.no, other)
         for name in known.keys() | other.keys():
             one, two = known.get(name), other.get(name)
             known[name] = one if type(one) is type(two) and one == two else None
+        return None
 
-    def loop(self, each: For | While, known: dict[str, Known]) -> None:
-        """Run a loop as often as it turns, up to `MOST` times."""
+    def perhaps(self, body: Sequence[Statement], known: dict[str, Known]) -> None:
+        """Run statements that may not be run."""
+        before, self.sure = self.sure, False
+        self.body(body, known)
+        self.sure, self.over = before, False
+
+    def loop(self, each: For | While, known: dict[str, Known]) -> Known:
+        """Run a loop as often as it turns, up to `MOST` times, and its last turn; returns what it returns."""
         values = self.range(each, known) if isinstance(each, For) else None
-        turns = 0
-        while turns < MOST and self.steps <= _STEPS:
+        turns, returned = 0, None
+        while turns < MOST and self.steps <= _STEPS and not self.over:
             if isinstance(each, While):
                 condition = self.value(each.condition, known)
                 if condition is None:
@@ -168,31 +223,49 @@ class _Run:
             if not more:
                 break
             turns += 1
-            self.body(each.body, known)
+            returned = self.body(each.body, known)
         known_turns = UNKNOWN if turns == UNKNOWN or self.steps > _STEPS else turns if values is None else len(values)
         place = Place(self.path, self.inside, self.numbers[id(each)])
-        self.found[place] = max(known_turns, self.found.get(place, UNKNOWN))
+        self.found.turns[place] = max(known_turns, self.found.turns.get(place, UNKNOWN))
+        if self.over:
+            return returned
         if turns in (UNKNOWN, MOST):
             _forget(each, known)
         if turns == UNKNOWN:
-            self.body(each.body, known)
+            self.perhaps(each.body, known)
             _forget(each, known)
+        elif isinstance(each, For) and values is not None and len(values) > MOST:
+            known[each.name] = values[-1]
+            returned = self.body(each.body, known)
+            _forget(each, known)
+        return returned if self.over else None
 
-    def range(self, each: For, known: dict[str, Known]) -> range | None:
+    def range(self, each: For, known: dict[str, Known]) -> _Through | None:
         """What a loop goes through; None where that is not known."""
         arguments = [self.value(value, known) for value in each.arguments.positional]
         named = {name: self.value(value, known) for name, value in each.arguments.named}
         first, second, third = ("arg1", "arg2", "step")
         places = [*arguments, *(named[name] for name in (first, second, third)[len(arguments) :] if name in named)]
-        if not places or not all(type(place) is int and abs(place) < _LARGEST for place in places[:3]):
+        if not places or not all(_is_whole(place) for place in places[:3]):
             return None
         try:
-            return range(*places[:3])  # type: ignore[arg-type]
+            through = range(*map(int, places[:3]))  # type: ignore[arg-type]
         except ValueError:  # a step of 0
             return None
+        static = each.function == "tl.static_range"
+        kind = int if static else Wide if any(isinstance(place, Wide) for place in places) else Narrow
+        return _Through(through, kind)
 
     def value(self, each: Expression | Whole, known: Mapping[str, Known]) -> Known:
-        """The number of an expression."""
+        """The number of an expression; one that its type does not have wraps around."""
+        found = self._value(each, known)
+        if not fits(found):
+            if self.sure:
+                self.found.wraps.add(self.line)
+            return wrapped(found)
+        return found
+
+    def _value(self, each: Expression | Whole, known: Mapping[str, Known]) -> Known:
         match each:
             case Literal(value) | Text(value):
                 return value
@@ -201,25 +274,30 @@ class _Run:
             case Items(items):
                 return tuple(self.value(item, known) for item in items)
             case Unary(operator, operand):
-                return _of_one(operator, self.value(operand, known))
+                return of_one(operator, self.value(operand, known))
             case Binary(operator, left, right) | Compare(operator, left, right):
-                return _of_two(operator, self.value(left, known), self.value(right, known))
+                return of_two(operator, self.value(left, known), self.value(right, known))
             case Logic(operator, values):
-                return _logic(operator, [self.value(value, known) for value in values])
+                return logic(operator, [self.value(value, known) for value in values])
             case Choice(condition, yes, no):
-                taken, one, two = (self.value(value, known) for value in (condition, yes, no))
-                return None if taken is None else one if taken else two
-            case Index(value, (place,)):
+                taken = self.value(condition, known)
+                return None if taken is None else self.value(yes if taken else no, known)
+            case Index(value, (place,)) if not isinstance(place, Whole):
                 whole, at = self.value(value, known), self.value(place, known)
-                inside = isinstance(whole, tuple) and type(at) is int and -len(whole) <= at < len(whole)
+                inside = isinstance(whole, tuple) and _is_whole(at) and -len(whole) <= at < len(whole)  # type: ignore[operator]
                 return whole[at] if inside else None  # type: ignore[index]
+            case Index(value, _):
+                return self.value(value, known)
+            case Call("tl.full", arguments):
+                _, filled, type_, *_ = (*arguments.values(), None, None, None)
+                return cast(None if filled is None else self.value(filled, known), type_)
             case Call("tl.cast", arguments):
                 value, kind, *_ = (*arguments.values(), None)
-                return _cast(self.value(value, known) if value is not None else None, kind)
+                return cast(self.value(value, known) if value is not None else None, kind)
             case Call(function, arguments):
                 return self.called(function, [self.value(value, known) for value in arguments.values()])
             case Method(value, "to", arguments):
-                return _cast(self.value(value, known), next(iter(arguments.values()), None))
+                return cast(self.value(value, known), next(iter(arguments.values()), None))
             case Invoke(key, arguments):
                 return self.invoked(each, self.functions[key], arguments, known)
             case _:
@@ -242,33 +320,12 @@ class _Run:
             counts, beyond = (self.place, 0) if function == "tl.program_id" else (self.grid, 1)
             if type(axis) is not int:
                 return None
-            return counts[axis] if 0 <= axis < len(counts) else beyond
-        if function in _SAME:
-            return given[0] if given else None
-        numbers = [value for value in given if isinstance(value, bool | int | float) and abs(value) <= _LARGEST]
-        if len(numbers) < len(given) or not numbers:
-            return None
-        if function in ("min", "tl.minimum", "max", "tl.maximum"):
-            return min(numbers) if function in ("min", "tl.minimum") else max(numbers)
-        if function == "tl.where" and len(numbers) == 3:
-            return numbers[1] if numbers[0] else numbers[2]
-        if function == "triton.next_power_of_2" and type(numbers[0]) is int:
-            return 1 << max(numbers[0] - 1, 0).bit_length()
-        if function in ("abs", "tl.abs"):
-            return abs(numbers[0])
-        if function == "int":
-            return int(numbers[0])
-        if function in _ROUNDED:
-            return float(_ROUNDED[function](numbers[0]))
-        if function in ("triton.cdiv", "tl.cdiv") and len(numbers) == 2:
-            return _of_two("//", _of_two("+", numbers[0], _of_two("-", numbers[1], 1)), numbers[1])
-        return None
+            return Narrow(counts[axis] if 0 <= axis < len(counts) else beyond)
+        return of_function(function, given)
 
 
-def _cast(value: Known, kind: Expression | None) -> Known:
-    """A number of another type: whole numbers leave out what fractions have behind the point."""
-    whole = isinstance(kind, Named) and kind.name.removeprefix("tl.").startswith(("int", "uint"))
-    return int(value) if whole and isinstance(value, float) and abs(value) < _LARGEST else value
+def _is_whole(value: Known) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _assign(target: object, value: Known, known: dict[str, Known]) -> None:
@@ -288,67 +345,3 @@ def _forget(loop: For | While, known: dict[str, Known]) -> None:
             known |= dict.fromkeys(names_of(each.target))
         elif isinstance(each, Fix | For):
             known[each.name] = None
-
-
-def _of_one(operator: str, value: Known) -> Known:
-    if not isinstance(value, bool | int | float):
-        return None
-    if operator == "not":
-        return not value
-    return -value if operator == "-" else value if operator == "+" else None
-
-
-def _logic(operator: str, values: Sequence[Known]) -> Known:
-    if any(value is not None and bool(value) == (operator == "or") for value in values):
-        return operator == "or"
-    return None if any(value is None for value in values) else operator == "and"
-
-
-def _of_two(operator: str, left: Known, right: Known) -> Known:
-    if operator in ("==", "!=") and left is not None and right is not None:
-        return (left == right) == (operator == "==")
-    if not isinstance(left, bool | int | float) or not isinstance(right, bool | int | float):
-        return None
-    if not (abs(left) <= _LARGEST and abs(right) <= _LARGEST):  # nor is it a number
-        return None
-    match operator:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "//" if right:
-            return _truncated(left, right) if isinstance(left, int) and isinstance(right, int) else None
-        case "/" if right:
-            return left / right
-        case "%" if right and isinstance(left, int) and isinstance(right, int):
-            return left - _truncated(left, right) * right
-        case "<<" | ">>" | "&" | "|" | "^" | "**" if isinstance(left, int) and isinstance(right, int):
-            return _of_bits(operator, int(left), int(right))
-        case "<":
-            return left < right
-        case "<=":
-            return left <= right
-        case ">":
-            return left > right
-        case ">=":
-            return left >= right
-        case _:
-            return None
-
-
-def _of_bits(operator: str, left: int, right: int) -> Known:
-    if operator in ("&", "|", "^"):
-        return left & right if operator == "&" else left | right if operator == "|" else left ^ right
-    if not 0 <= right < 63:
-        return None
-    if operator == "**":
-        return left**right if left.bit_length() * right < 63 else None
-    return left >> right if operator == ">>" else left << right
-
-
-def _truncated(left: int, right: int) -> int:
-    """A quotient of whole numbers as a GPU has it, rounded towards zero."""
-    found = abs(left) // abs(right)
-    return found if (left < 0) == (right < 0) else -found

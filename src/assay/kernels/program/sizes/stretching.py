@@ -19,13 +19,17 @@ from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
-from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, Loop, Turns, few_of, goal_of, lacking
-from assay.kernels.program.verdict import at_another_size, with_calls, with_findings
+from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, Loop, Turns, few_of, goal_of, lacking, only_there
+from assay.kernels.program.verdict import at_another_size, verdict_of, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
 
 _UNKNOWN = "how often a loop turns depends on values, or on numbers that the grader does not follow"
 _NOT_TOLD = (
     "how often loops turn, and how many programs there are, could not be told: sizes may be too small to show it"
+)
+_WRAPS = (
+    "at the published size a whole number of this line is more than 32 bits hold, and wraps around. Make an operand "
+    "64 bits wide first, as by x.to(tl.int64)"
 )
 MOST_SIZES, MOST_STEPS = 3, 4
 """Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
@@ -66,6 +70,10 @@ async def where_loops_turn(
     wanted, *graded = await deeper.turns(texts)
     if not all((wanted, *graded)):  # of each program some launches are told, so this is of none
         return with_findings(verdict, [Finding("turns", _NOT_TOLD, refused=False)])
+
+    if lines := only_there(wanted, graded):
+        outcome = Outcome("wrong", _WRAPS, lines[0].line, stage="rules")
+        return at_another_size(verdict_of(outcome, {}), verdict, "right at the sizes it was graded at, but")
 
     async def turns_at(scaled: ScaledProblem) -> Turns:
         shapes = await sizes.shapes(scaled)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.kernels import language
-from assay.kernels.language.flow.turns import MOST, UNKNOWN, Place, lines_of_loops, turns_of
+from assay.kernels.language.flow.turns import MOST, UNKNOWN, Place, follow, lines_of_loops
 from assay.kernels.program.form import Launch, table_of
 from assay.kernels.program.jobs import REPLAY
 from assay.kernels.program.limits import UNALLOCATED
@@ -34,6 +34,8 @@ _MOST_TURNS = 1 << 40
 
 LAUNCHES = -4
 """The place of the launches of a kernel; -1, -2 and -3 are those of the axes of their grids."""
+WRAPS = -5
+"""That of a line that makes a whole number which 32 bits do not hold."""
 ENOUGH_PROGRAMS = 2
 """How many programs, and launches, are told apart at least; of turns as many as are followed (`MOST`)."""
 
@@ -92,7 +94,9 @@ def _of(text: str) -> Iterator[tuple[str, int, int, int, int]]:
         if number >= _LAUNCHES_APART:
             continue
         function, text = kernels.functions[str(step.kernel)], _digest(program.kernels[step.kernel].source)
-        for place, turns in _fewest(kernels, step).items():
+        turns_of, lines = _fewest(kernels, step)
+        yield from ((text, WRAPS, 0, line, 1) for line in lines)
+        for place, turns in turns_of.items():
             if isinstance(place, Place):
                 line = lines_of_loops(kernels.functions[place.function])[place.number]
                 yield f"{text}{place.path}", place.number, number, line, turns
@@ -106,17 +110,20 @@ def _digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:_DIGITS]
 
 
-def _fewest(kernels: language.Kernels, step: Launch) -> dict[Place | int, int]:
-    """Loops, and axes, of a launch -> how often in the configuration in which they do so least."""
+def _fewest(kernels: language.Kernels, step: Launch) -> tuple[dict[Place | int, int], set[int]]:
+    """Loops, and axes, of a launch -> how often in the configuration in which they do so least; and lines that make
+    numbers which 32 bits do not hold, in any."""
     fewest: dict[Place | int, int] = {}
+    wraps = set[int]()
     for variant in step.variants:
         numbers = {name: value if isinstance(value, _NUMBERS) else None for name, value in variant.args}
-        loops = turns_of(kernels, str(step.kernel), numbers, variant.grid)
+        found = follow(kernels, str(step.kernel), numbers, variant.grid)
+        wraps |= found.wraps
         axes = {-1 - axis: size for axis, size in enumerate(variant.grid)}
-        every: list[tuple[Place | int, int]] = [*loops.items(), *axes.items()]
+        every: list[tuple[Place | int, int]] = [*found.turns.items(), *axes.items()]
         for place, turns in every:
             fewest[place] = min(turns, fewest.get(place, turns))
-    return fewest
+    return fewest, wraps
 
 
 def turns_in(result: JobResult, programs: int) -> list[Turns]:
@@ -134,6 +141,11 @@ def _read(told: Json) -> Turns:
                 found = Loop(text[:_PATH], place, launch, min(max(line, 0), _MOST_LINES))
                 loops[found] = min(max(turns, UNKNOWN), _MOST_TURNS)
     return loops
+
+
+def only_there(wanted: Turns, graded: Sequence[Turns]) -> list[Loop]:
+    """The lines that make too large numbers at the published size, and at none that was graded."""
+    return sorted(loop for loop in wanted if loop.place == WRAPS and not any(loop in turns for turns in graded))
 
 
 def goal_of(wanted: Turns, first: Turns, programs: int = ENOUGH_PROGRAMS) -> dict[Loop, int]:

@@ -46,6 +46,10 @@ class LlvmStage:
         nvidia.passes.ttnvgpuir.add_proxy_fence_insertion(manager, self._gpu[0])
         return self._run(manager)
 
+    def shared_bytes(self) -> int:
+        """Shared memory that a block needs, once there are no loops and choices."""
+        return int(self._module.get_int_attr("ttg.shared") or 0)
+
     def first_text(self) -> str:
         """What the compiler makes of it in LLVM's dialect, before it simplifies that."""
         manager = ir.pass_manager(self._context)
