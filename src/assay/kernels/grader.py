@@ -50,7 +50,7 @@ _OF_PROBLEMS = ("weights", "noise")
 MODULE: Form = "module"
 PROGRAM: Form = "program"
 
-VERSION = f"40.{TEXT_VERSION}"
+VERSION = f"41.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
 
