@@ -159,6 +159,8 @@ LAST = (1 << 31) - 1
         ("for i in tl.static_range(9):\n    k = i * BLOCK", {"BLOCK": 1 << 30}, False),
         ("k = n if m > 5 else n * n", {"n": 1 << 20}, False),
         ("k = tl.full((2,), 65536, tl.int32) * n", {"n": 65536}, True),
+        ("k = tl.arange(0, 32).expand_dims(1).reshape(1, 32) * n + n * m", {"n": 65536, "m": 65536}, True),
+        ("k = tl.minimum(n, m, propagate_nan=tl.PropagateNan.ALL) * m", {"n": 65536, "m": 65536}, True),
         ("k = tl.full((2,), 65536, tl.int64) * n", {"n": 65536}, False),
     ],
 )
@@ -174,3 +176,21 @@ def test_numbers_wrap_around_and_go_on() -> None:
     parameters = "x, n: tl.int64, BLOCK: tl.constexpr"
     given = {"x": None, "n": 65536, "BLOCK": 32}
     assert not follow(kernels("k = n * n\ntl.store(x, 1.0)", parameters), "0", given, (1,)).wraps
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        ("tl.assume(n <= 100)", False),
+        ("tl.assume(n < 100)", True),
+        ("tl.assume(tl.program_id(0) < 3)", True),
+        ("tl.assume(tl.load(x) < 3)", False),
+        ("if tl.load(x) < 3:\n    tl.assume(n < 100)", False),
+        ("k = tl.multiple_of(n, 16)", True),
+        ("k = tl.multiple_of(n, 4)", False),
+        ("k = tl.multiple_of(tl.program_id(0) * m, 10)", False),
+    ],
+)
+def test_promises_that_numbers_break(line: str, broken: bool) -> None:
+    found = follow(kernels(f"k = 0\n{line}\ntl.store(x, 1.0)"), "0", {"x": None, "n": 100, "m": 10, "BLOCK": 32}, (4,))
+    assert bool(found.broken) is broken

@@ -18,13 +18,15 @@ Known = Number | tuple["Known", ...]
 """None is what is not known."""
 LARGEST = 1 << 62
 _ROUNDED = {"tl.ceil": math.ceil, "tl.floor": math.floor, "libdevice.ceil": math.ceil, "libdevice.floor": math.floor}
-_SAME = frozenset(
+SAME = frozenset(
     {
         *("tl.multiple_of", "tl.max_contiguous", "tl.max_constancy", "tl.constexpr"),
         *("tl.expand_dims", "tl.broadcast_to", "tl.reshape", "tl.view", "tl.ravel", "tl.trans"),
     }
 )
 """Functions that give their first argument, or a block with its first element."""
+OPTIONS = frozenset({"propagate_nan", "_semantic", "can_reorder", "sanitize_overflow"})
+"""Arguments by name that are no numbers to compute with."""
 
 
 class Narrow(int):
@@ -146,11 +148,20 @@ def _truncated(left: int, right: int) -> int:
     return found if (left < 0) == (right < 0) else -found
 
 
+def breaks(function: str, given: Sequence[Known]) -> bool:
+    """Whether numbers are not what a function promises of them."""
+    if function == "tl.assume":
+        return bool(given) and given[0] is not None and not given[0]
+    value, divisor = (*given, None, None)[:2]
+    whole = isinstance(value, int) and isinstance(divisor, int) and divisor > 0
+    return function == "tl.multiple_of" and whole and value % divisor != 0  # type: ignore[operator]
+
+
 def of_function(function: str, given: Sequence[Known]) -> Known:
     """What a function of numbers gives."""
     if function == "tl.arange":
         return Narrow(given[0]) if given and isinstance(given[0], int) else None
-    if function in _SAME:
+    if function in SAME:
         return given[0] if given else None
     numbers = [value for value in given if isinstance(value, bool | int | float) and abs(value) <= LARGEST]
     if len(numbers) < len(given) or not numbers:

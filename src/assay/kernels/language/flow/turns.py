@@ -17,10 +17,13 @@ from typing import NamedTuple
 
 from assay.kernels.language.flow.numbers import (
     LARGEST,
+    OPTIONS,
+    SAME,
     Known,
     Narrow,
     Number,
     Wide,
+    breaks,
     cast,
     fits,
     given_to_a_launch,
@@ -88,6 +91,8 @@ class Followed:
     more."""
     wraps: set[int] = field(default_factory=set)
     """Lines of the submission that are sure to make a number that its type does not have."""
+    broken: set[int] = field(default_factory=set)
+    """Lines of promises that numbers are sure to break."""
 
 
 def follow(kernels: Kernels, key: str, given: Mapping[str, Number], grid: Sequence[int]) -> Followed:
@@ -295,9 +300,12 @@ class _Run:
                 value, kind, *_ = (*arguments.values(), None)
                 return cast(self.value(value, known) if value is not None else None, kind)
             case Call(function, arguments):
-                return self.called(function, [self.value(value, known) for value in arguments.values()])
+                given = [value for name, value in arguments.named if name not in OPTIONS]
+                return self.called(function, [self.value(value, known) for value in (*arguments.positional, *given)])
             case Method(value, "to", arguments):
                 return cast(self.value(value, known), next(iter(arguments.values()), None))
+            case Method(value, name, _) if f"tl.{name}" in SAME:
+                return self.value(value, known)
             case Invoke(key, arguments):
                 return self.invoked(each, self.functions[key], arguments, known)
             case _:
@@ -321,6 +329,8 @@ class _Run:
             if type(axis) is not int:
                 return None
             return Narrow(counts[axis] if 0 <= axis < len(counts) else beyond)
+        if self.sure and breaks(function, given):
+            self.found.broken.add(self.line)
         return of_function(function, given)
 
 

@@ -19,7 +19,7 @@ from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
-from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, Loop, Turns, few_of, goal_of, lacking, only_there
+from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, WRAPS, Loop, Turns, few_of, goal_of, lacking, only_there
 from assay.kernels.program.verdict import at_another_size, verdict_of, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
 
@@ -30,6 +30,9 @@ _NOT_TOLD = (
 _WRAPS = (
     "at the published size a whole number of this line is more than 32 bits hold, and wraps around. Make an operand "
     "64 bits wide first, as by x.to(tl.int64)"
+)
+_BROKEN = (
+    "at the published size what this line promises the compiler is not so, and a GPU may do anything. Leave that out"
 )
 MOST_SIZES, MOST_STEPS = 3, 4
 """Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
@@ -72,7 +75,8 @@ async def where_loops_turn(
         return with_findings(verdict, [Finding("turns", _NOT_TOLD, refused=False)])
 
     if lines := only_there(wanted, graded):
-        outcome = Outcome("wrong", _WRAPS, lines[0].line, stage="rules")
+        said = _WRAPS if lines[0].place == WRAPS else _BROKEN
+        outcome = Outcome("wrong", said, lines[0].line, stage="rules")
         return at_another_size(verdict_of(outcome, {}), verdict, "right at the sizes it was graded at, but")
 
     async def turns_at(scaled: ScaledProblem) -> Turns:

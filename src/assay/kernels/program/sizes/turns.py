@@ -34,8 +34,8 @@ _MOST_TURNS = 1 << 40
 
 LAUNCHES = -4
 """The place of the launches of a kernel; -1, -2 and -3 are those of the axes of their grids."""
-WRAPS = -5
-"""That of a line that makes a whole number which 32 bits do not hold."""
+WRAPS, BROKEN = -5, -6
+"""Those of a line that makes a whole number which 32 bits do not hold, and of one whose promise numbers break."""
 ENOUGH_PROGRAMS = 2
 """How many programs, and launches, are told apart at least; of turns as many as are followed (`MOST`)."""
 
@@ -94,8 +94,8 @@ def _of(text: str) -> Iterator[tuple[str, int, int, int, int]]:
         if number >= _LAUNCHES_APART:
             continue
         function, text = kernels.functions[str(step.kernel)], _digest(program.kernels[step.kernel].source)
-        turns_of, lines = _fewest(kernels, step)
-        yield from ((text, WRAPS, 0, line, 1) for line in lines)
+        turns_of, wrong = _fewest(kernels, step)
+        yield from ((text, what, 0, line, 1) for what, line in wrong)
         for place, turns in turns_of.items():
             if isinstance(place, Place):
                 line = lines_of_loops(kernels.functions[place.function])[place.number]
@@ -110,20 +110,20 @@ def _digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:_DIGITS]
 
 
-def _fewest(kernels: language.Kernels, step: Launch) -> tuple[dict[Place | int, int], set[int]]:
-    """Loops, and axes, of a launch -> how often in the configuration in which they do so least; and lines that make
-    numbers which 32 bits do not hold, in any."""
+def _fewest(kernels: language.Kernels, step: Launch) -> tuple[dict[Place | int, int], set[tuple[int, int]]]:
+    """Loops, and axes, of a launch -> how often in the configuration in which they do so least; and what is wrong of
+    numbers in any (`WRAPS`, `BROKEN`), and in which line."""
     fewest: dict[Place | int, int] = {}
-    wraps = set[int]()
+    wrong = set[tuple[int, int]]()
     for variant in step.variants:
         numbers = {name: value if isinstance(value, _NUMBERS) else None for name, value in variant.args}
         found = follow(kernels, str(step.kernel), numbers, variant.grid)
-        wraps |= found.wraps
+        wrong |= {(WRAPS, line) for line in found.wraps} | {(BROKEN, line) for line in found.broken}
         axes = {-1 - axis: size for axis, size in enumerate(variant.grid)}
         every: list[tuple[Place | int, int]] = [*found.turns.items(), *axes.items()]
         for place, turns in every:
             fewest[place] = min(turns, fewest.get(place, turns))
-    return fewest, wraps
+    return fewest, wrong
 
 
 def turns_in(result: JobResult, programs: int) -> list[Turns]:
@@ -144,8 +144,9 @@ def _read(told: Json) -> Turns:
 
 
 def only_there(wanted: Turns, graded: Sequence[Turns]) -> list[Loop]:
-    """The lines that make too large numbers at the published size, and at none that was graded."""
-    return sorted(loop for loop in wanted if loop.place == WRAPS and not any(loop in turns for turns in graded))
+    """The lines whose numbers are wrong at the published size, and at none that was graded."""
+    there = [loop for loop in wanted if loop.place in (WRAPS, BROKEN)]
+    return sorted(loop for loop in there if not any(loop in turns for turns in graded))
 
 
 def goal_of(wanted: Turns, first: Turns, programs: int = ENOUGH_PROGRAMS) -> dict[Loop, int]:
