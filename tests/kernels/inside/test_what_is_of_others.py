@@ -83,6 +83,17 @@ RETURNS = {
     "a parameter of its own class": ("return Own(y)", "wrong", "forward returned a Own"),
     "a tuple of its own class": ("return Named([y])", "wrong", "forward returned a Named"),
     "a dictionary by texts of its own": ("return {Text('y'): y}", "wrong", "forward returned a dict"),
+    "one beside memory that changes back": (
+        "import numpy as np\nbase = np.ones(4, np.float32)\nt = torch.from_numpy(base[1:2])\nbase[:] = 0.0\n"
+        "q = t.to(x.device)\nbase[:] = 1.0\nreturn y",
+        "unsupported",
+        "changed after it was used",
+    ),
+    "one beside memory that stays": (
+        "import numpy as np\nbase = np.ones(4, np.float32)\nq = torch.from_numpy(base[1:2]).to(x.device)\nreturn y",
+        "ok",
+        "",
+    ),
     "a tensor with a note": ("y.note = 3\nreturn y", "ok", ""),
     "a method of its own": ("y.cpu = lambda: 0\nreturn y", "wrong", "a tensor with a cpu of its own"),
     "an input's method": ("x.sub = lambda *a: 0\nreturn y", "wrong", "another sub in the place of that of input 0"),
@@ -221,6 +232,32 @@ NAMED = {
     ),
     "a weight with a method": ("", "", "self.w = nn.Parameter(torch.zeros(3)); self.w.add_ = None", "a Parameter in"),
     "hooks": ("", "", HOOK, "hooks for weights"),
+    "a whole dict of its own": (
+        "class Shown(dict):\n    pass\n",
+        "",
+        "object.__setattr__(self, '__dict__', Shown(self.__dict__))",
+        "the __dict__ of ModelNew is a Shown",
+    ),
+    "a dict of a weight": (
+        "class Shown(dict):\n    pass\n",
+        "",
+        "self.w = nn.Parameter(torch.zeros(3)); self.w.__dict__ = Shown()",
+        "a Parameter in _parameters of ModelNew has a __dict__",
+    ),
+    "a conjugate": ("", "", "self.register_buffer('c', torch.zeros(3, dtype=torch.complex64).conj())", "conjugates"),
+    "a dtype of gradients": (
+        "",
+        "",
+        "self.w = nn.Parameter(torch.zeros(3)); self.w.grad_dtype = torch.float16",
+        "one of another dtype (grad_dtype)",
+    ),
+    "a hook of its gradients": (
+        "KEPT = []\n",
+        "",
+        "self.w = nn.Parameter(torch.zeros(3))\n"
+        "        with torch.enable_grad(): KEPT.append(self.w.expand_as(self.w).grad_fn.next_functions[0][0])",
+        "something holds the node of autograd",
+    ),
 }  # fmt: skip
 """Text before the class, a method, a statement of its constructor, and what is said."""
 
@@ -259,3 +296,14 @@ def test_the_worst_error_is_of_calls_that_count(trials: Trials) -> None:
     )
     outcome = trials.run(SNAKE, joined)
     assert outcome.end == "ok" and 0.0 < outcome.facts["worst"] <= 1.0, outcome
+
+
+def test_a_weight_under_the_name_of_the_reference_has_its_shape(trials: Trials) -> None:
+    def outcome(name: str) -> Any:
+        code = snaking(MADE.replace("self.frequency", f"self.{name}") + "return y")
+        made = f"self.{name} = nn.Parameter((torch.rand(features) + 0.5).view(-1, 1))"
+        return trials.run(SNAKE, code.replace("self.frequency = nn.Parameter(torch.rand(features) + 0.5)", made))
+
+    assert outcome("turned").end == "ok"
+    found = outcome("frequency")
+    assert found.end == "unsupported" and "load_state_dict of its weights fails" in found.message, found

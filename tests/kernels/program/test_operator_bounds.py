@@ -140,6 +140,12 @@ def test_a_rule_has_the_size_of_what_may_change(name: str) -> None:
     assert (found >= 0.99 * size).all() and (found <= 1.1 * size + 1e-6).all(), found
 
 
+def test_whole_numbers_are_divided_as_fractions() -> None:
+    step = ("div.Tensor_mode", window(0, dtype="int32"), 41.0)
+    assert (left(*step, rounding_mode="trunc", first=41.0, of="int32") >= 1.0).all()
+    assert (left(*step, rounding_mode="trunc", first=43.0, of="int32") < 1e-5).all()
+
+
 def test_what_is_equal_to_a_number_may_lie_between_the_ends() -> None:
     out = (window(1, dtype="bool"),)
     assert (left("eq.Scalar", window(0), 1.0001, limit=1e-3, outs=out) > 0).all()

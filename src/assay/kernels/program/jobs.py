@@ -168,6 +168,8 @@ def record_job(
         header["changed"] = [place for place, *_ in draw.after]
     if isinstance(draw, InputSet) and draw.fixed:
         header["fixed"] = list(draw.fixed)
+    if isinstance(draw, InputSet):
+        header["weights"] = [[name, list(shape)] for name, shape in draw.weights]
     if isinstance(draw, InputSet) and len(json.dumps(draw.structure)) <= _MOST_STRUCTURE:
         header["structure"] = draw.structure
     return Job(code, RECORD, (Round((), (room,)),), header, limits)

@@ -186,7 +186,8 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             operators.draws.of_weights = False
             lists.check("the constructor")
             _check_dtype()
-            models.check(model, header.get("fixed", ()))
+            reference = models.OfReference(header)
+            models.check(model, reference)
             tape.doing = "moving ModelNew to the GPU"
             model = models.moved(model, header["precision"])
         params = models.named_parameters(model)
@@ -224,7 +225,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         capture.best = 0
         called_back = capture.called_back(lambda: _call(caller, again, tape, header))
         tape.ask_allocators()
-    models.check(model, header.get("fixed", ()))
+    models.check(model, reference)
     models.check_accumulated(model)
     process.check()
     if tape.outside:

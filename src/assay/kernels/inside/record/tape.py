@@ -63,6 +63,8 @@ class Tape:
         """Of each, as it was when it was first used."""
         self._literals: dict[int, tuple[torch.UntypedStorage, bytes]] = {}
         """Storages of literal values, and what was in them when they were taken in."""
+        self._shown: dict[int, torch.UntypedStorage] = {}
+        """Those of them whose memory is something else's of the host (`torch.from_numpy`), by number."""
         self._left: dict[int, tuple[int, Json]] = {}
         """What moves have left behind and nothing has used since: its number -> that of what moved, and the step that
         copies it back, empty as yet."""
@@ -147,6 +149,8 @@ class Tape:
             step |= {"op": "clone.default", "args": [{"window": [moved, *whole]}], "kwargs": {}}
             step |= {"outs": [[number, *whole]], "line": 0}
         self._check_size(number, held)
+        if (shown := self._shown.get(number)) is not None:
+            self.check_constant(shown)
         return number
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -156,6 +160,7 @@ class Tape:
         becomes a copy of it once something uses that: nothing does, as a rule, and then the move is no step.
         """
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            _check_as_in_memory(tensor)
             copied = tensor.clone()
             storage = tensor.untyped_storage()
         fills = storage.nbytes() == copied.untyped_storage().nbytes() and copied.stride() == tensor.stride()
@@ -183,6 +188,8 @@ class Tape:
         self._literals[storage._cdata] = storage, content  # kept, so that its place is not another's
         self.constants.append((number, base64.b64encode(content).decode()))
         self.values.literal(number, content)
+        if not storage.resizable():
+            self._shown[number] = storage
 
     def check_constant(self, storage: torch.UntypedStorage) -> None:
         """Raises NotRecordableError where literal values are no longer what they were, as where a NumPy array changed
@@ -220,12 +227,7 @@ class Tape:
         """
         with torch._C.DisableTorchFunction():
             dtype = str(tensor.dtype).removeprefix("torch.")
-            if tensor.is_conj() or tensor.is_neg():
-                raise NotRecordableError(
-                    "a tensor whose numbers PyTorch conjugates or negates where they are read (conj(), imag of a "
-                    "conj()), not in memory, where a kernel would read them: compute with the parts of "
-                    "torch.view_as_real"
-                )
+            _check_as_in_memory(tensor)
             if tensor.layout is not torch.strided or dtype not in DTYPES:
                 raise NotRecordableError(f"a tensor of dtype {tensor.dtype} and layout {tensor.layout}")
             if torch._C._dispatch_keys(tensor).raw_repr() & ~_PLAIN:
@@ -350,3 +352,12 @@ class Tape:
 def _content(storage: torch.UntypedStorage) -> bytes:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return bytes(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes())
+
+
+def _check_as_in_memory(tensor: torch.Tensor) -> None:
+    """Raises NotRecordableError for a tensor whose numbers are others than its memory holds."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise NotRecordableError(
+            "a tensor whose numbers PyTorch conjugates or negates where they are read (conj(), imag of a conj()), not "
+            "in memory, where a kernel would read them: compute with the parts of torch.view_as_real"
+        )

@@ -106,6 +106,7 @@ def after(call: Call) -> list[Any]:
         if call.name in ("sin", "cos"):
             found, given = _through(call), call.limits
         else:  # other last bits of operands show what is lost in a step in between
+            call = call._replace(operands=_as_fractions(call))
             own = [_last_bits(operand, call.last_bits) for operand in call.operands]
             given = [
                 limit if not each.any() else np.maximum(each, 0.0 if limit is None else limit)
@@ -114,6 +115,15 @@ def after(call: Call) -> list[Any]:
             found = _through(call._replace(limits=given))
         off = [_last_bits(result, call.last_bits) for result in call.compute(call.operands)]
         return [limit + each for limit, each in zip(found, off, strict=True)]
+
+
+def _as_fractions(call: Call) -> Sequence[torch.Tensor]:
+    """The operands, whole numbers of an operator that computes with fractions as such."""
+    found = [each.dtype for each in call.compute(call.operands) if each.dtype.is_floating_point]
+    if not found or call.name not in _MONOTONE:
+        return call.operands
+    whole = [not (each.is_floating_point() or each.is_complex() or each.dtype == torch.bool) for each in call.operands]
+    return [each.to(found[0]) if one else each for each, one in zip(call.operands, whole, strict=True)]
 
 
 def cast(limits: Any, values: torch.Tensor, dtype: torch.dtype) -> Any:

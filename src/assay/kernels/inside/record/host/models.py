@@ -17,6 +17,7 @@ from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.host import copies
 from assay.kernels.inside.record.reads import NotRecordableError, plain_dict
 from assay.kernels.inside.tensors import hidden, hidden_by_class
+from assay.types import Json
 
 Module = torch.nn.Module
 _FREE = frozenset(
@@ -62,11 +63,17 @@ def hold() -> None:
     copies.hold()
 
 
-def check(model: Any, fixed: Collection[str] = ()) -> None:
-    """Raises NotRecordableError where a model, or a part of it, does not leave to PyTorch what its parameters are.
+class OfReference:
+    """What a job says of the reference's weights: names of what no optimizer changes, and shapes of parameters."""
 
-    `fixed`: names of what no optimizer changes of the reference.
-    """
+    def __init__(self, header: Mapping[str, Json]) -> None:
+        self.fixed: Collection[str] = header.get("fixed", ())
+        self.shapes = {name: tuple(shape) for name, shape in header.get("weights", ())}
+
+
+def check(model: Any, reference: OfReference) -> None:
+    """Raises NotRecordableError where a model, or a part of it, does not leave to PyTorch what its parameters are, or
+    has under a name of the reference's what its caller does not expect there."""
     for part in _parts(model):
         kind = f"{type(part).__name__:.80}"
         own = plain_dict(part, kind)
@@ -82,18 +89,30 @@ def check(model: Any, fixed: Collection[str] = ()) -> None:
                     f"({name}): leave them out, and leave {name} as torch.nn.Module makes it"
                 )
         copies.check(part, {name: value for name, value in own.items() if name != "_modules"})
-    if name := next(
-        (name for name, each in (named_parameters(model) if fixed else ()) if name in fixed and _is_trained(each)), ""
-    ):
+    if is_module(model):
+        _check_names(model, reference)
+
+
+def _check_names(model: Any, reference: OfReference) -> None:
+    """Raises NotRecordableError where something under a name of the reference's is not what its caller expects."""
+    fixed, parameters = reference.fixed, named_parameters(model)
+    if name := next((name for name, each in parameters if name in fixed and _is_trained(each)), ""):
         raise NotRecordableError(
             f"optimizers change the parameter {name:.80}, and of the reference they do not: use register_buffer, or "
             "requires_grad=False"
         )
-    held = dict(named_buffers(model)) if fixed else {}
-    if name := next((name for name in held if name in fixed and name not in saved_names(model)), ""):
+    saved = saved_names(model) if fixed else []
+    if name := next((name for name, _ in named_buffers(model) if name in fixed and name not in saved), ""):
         raise NotRecordableError(
             f"the buffer {name:.80} is not saved with the model, and of the reference it is: leave persistent=False out"
         )
+    for name, parameter in parameters:
+        wanted, there = reference.shapes.get(name), tuple(_plain(parameter, "shape"))
+        if wanted is not None and there not in (wanted, wanted[1:] if wanted == (1,) else wanted):
+            raise NotRecordableError(
+                f"the parameter {name:.80} has shape {there}, and the reference's of that name {wanted}, so that "
+                "load_state_dict of its weights fails: give it another name"
+            )
 
 
 def check_accumulated(model: Any) -> None:
