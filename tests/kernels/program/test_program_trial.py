@@ -219,7 +219,7 @@ def test_a_program_in_another_encoding_is_none() -> None:
 
 def test_the_recording_job_holds_no_secret() -> None:
     job, again = (record_job("", DRAW, Limits(), "float32", reads=reads) for reads in (0, 90))
-    known = {"init_inputs", "inputs", "precision", "program_bytes", "text_checks", "structure"}
+    known = {"init_inputs", "inputs", "precision", "program_bytes", "text_checks", "structure", "weights"}
     assert job.header.keys() == known | {"reads"} and replace(again, header=job.header) == job
     assert again.header == {**job.header, "reads": 90} and job.header["reads"] == 0
     assert all(not one.inputs for one in job.rounds)
