@@ -145,7 +145,8 @@ def cast(limits: Any, values: torch.Tensor, dtype: torch.dtype) -> Any:
         kind, cut = torch.iinfo(dtype), np.trunc(wide)
         held = (cut >= float(kind.min)) & (cut < float(kind.max + 1))
         return np.where(held, found, UNKNOWN)
-    ends = [torch.from_numpy(wide + side * given).to(dtype).to(torch.float64).numpy() for side in (0.0, -1.0, 1.0)]
+    sides = [np.asarray(wide + side * given) for side in (0.0, -1.0, 1.0)]
+    ends = [torch.from_numpy(each).to(dtype).to(torch.float64).numpy() for each in sides]
     if np.isinf(given).any():
         ends[0] = values.to(dtype).to(torch.float64).numpy()
     plain, low, high = ends

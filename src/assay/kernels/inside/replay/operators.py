@@ -48,11 +48,26 @@ def run(memory: Memory, operation: Operation) -> None:
         _run(memory, operation)
     except _OF_PYTORCH as error:
         shapes = [f"{window.dtype} {window.size}" for value in operation.values for window in windows_in(value)]
+        of = f"{base_name(operation)} of {', '.join(shapes)[:_SHOWN] or 'no tensor'}"
+        if not _raises(memory, operation):
+            said = f"the grader fails at {of}: compute that in a kernel"
+            raise UnsupportedError(f"line {operation.line}: {said}") from None
         raise OperatorError(
-            f"line {operation.line}: PyTorch raises {type(error).__name__} at {base_name(operation)} of "
-            f"{', '.join(shapes)[:_SHOWN] or 'no tensor'}, for the values that these have here. Its message may "
-            "quote inputs or weights, which a grade keeps secret. Run it yourself to read it"
+            f"line {operation.line}: PyTorch raises {type(error).__name__} at {of}, for the values that these have "
+            "here. Its message may quote inputs or weights, which a grade keeps secret. Run it yourself to read it"
         ) from None
+
+
+def _raises(memory: Memory, operation: Operation) -> bool:
+    """Whether it is PyTorch that raises."""
+    operator = _operator(operation.name)
+    device = "cpu" if role_of(operation) == "random" else memory.device
+    try:
+        with torch.no_grad():
+            operator(*real(memory, operation.args, device), **_named(memory, operation, operator, device))
+    except _OF_PYTORCH:
+        return True
+    return False
 
 
 def _run(memory: Memory, operation: Operation) -> None:
