@@ -194,3 +194,29 @@ def test_numbers_wrap_around_and_go_on() -> None:
 def test_promises_that_numbers_break(line: str, broken: bool) -> None:
     found = follow(kernels(f"k = 0\n{line}\ntl.store(x, 1.0)"), "0", {"x": None, "n": 100, "m": 10, "BLOCK": 32}, (4,))
     assert bool(found.broken) is broken
+
+
+@pytest.mark.parametrize(
+    ("line", "grid", "counts"),
+    [
+        ("k = tl.program_id(0) // n", (500,), [5]),
+        ("k = tl.program_id(0) % n", (500,), [100]),
+        ("k = tl.program_id(0) % n", (7,), [7]),
+        ("k = tl.program_id(1) // n", (500, 1), [1]),
+        ("k = (tl.program_id(0) % n) // m", (500,), [100, 10]),
+        ("k = (tl.program_id(0) * BLOCK + tl.arange(0, 32)) // n", (8,), [3]),
+        ("k = (tl.program_id(0) + 50) // n", (60,), [2]),
+        ("k = min(tl.program_id(0), 250) // n", (500,), [3]),
+        ("for i in range(tl.program_id(0), 300, 4):\n    k = i // n", (4,), [3]),
+        ("for i in range(0, n, 5):\n    k = i % m", (4,), [10]),
+        ("for i in range(0, n, 50):\n    k = i // m", (4,), [6]),
+        ("k = n // m", (500,), []),
+        ("k = tl.load(x) // n", (500,), []),
+        ("k = tl.program_id(0) // tl.load(x)", (500,), []),
+        ("if tl.load(x) > 0:\n    k = tl.program_id(0) // n", (500,), []),
+    ],
+)
+def test_values_of_quotients_and_remainders(line: str, grid: tuple[int, ...], counts: list[int]) -> None:
+    given = {"x": None, "n": 100, "m": 10, "BLOCK": 32}
+    found = follow(kernels(f"k = 0\n{line}\ntl.store(x, 1.0)"), "0", given, grid).values
+    assert sorted(found.values()) == sorted(counts)

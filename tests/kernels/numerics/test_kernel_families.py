@@ -20,7 +20,7 @@ from assay.kernels.numerics.families import (
     role_of,
     vary,
 )
-from assay.kernels.numerics.slices import SPIKE, STEP
+from assay.kernels.numerics.slices import SPIKE, STEP, rising
 
 RNG = np.random.default_rng(0)
 UNIFORM = RNG.random((40, 50)).astype(np.float32)
@@ -318,3 +318,15 @@ def test_whole_numbers_that_are_all_alike_are_turned_however_few_and_of_either_s
             assert isinstance(turned, HostTensor)
             low, high = sorted((value, 0))
             assert set(turned.array()) - {value} and low <= turned.array().min() and turned.array().max() <= high
+
+
+def test_some_lines_of_large_elements_are_small_at_one_end() -> None:
+    def larger(seed: int) -> float:
+        x = 50.0 * np.random.default_rng(seed).standard_normal((12, 4096))
+        found = rising(x, np.random.default_rng(seed))
+        assert (np.abs(found) <= np.abs(x)).all() and (np.sign(found) == np.sign(x)).all()
+        return float((found.max(1) - found[:, :1365].max(1)).max())
+
+    assert sum(larger(seed) > 88.0 for seed in range(20)) > 8
+    one = np.full((1, 1), 3.0)
+    assert np.array_equal(rising(one, np.random.default_rng(0)), one)

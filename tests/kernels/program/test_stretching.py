@@ -151,6 +151,39 @@ def test_what_a_second_program_or_launch_does_is_graded(bench: Bench, step: str,
     assert ("stretched" in verdict.evidence) if kind == "ok" else ("but not where they do more" in verdict.message)
 
 
+FLAT = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def squares(x, y, rows, columns, BLOCK: tl.constexpr):
+    blocks = tl.cdiv(columns, BLOCK)
+    row, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + row * columns + {read}, mask=i < columns)
+    tl.store(y + row * columns + i, v * v, mask=i < columns)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y, (rows, columns) = torch.empty_like(x), x.shape
+        squares[(rows * triton.cdiv(columns, 128),)](x, y, rows, columns, BLOCK=128)
+        return y
+"""
+
+
+@needs_walls
+@pytest.mark.parametrize(("read", "kind"), [("i", "ok"), ("i % BLOCK", "wrong")])
+def test_one_axis_may_have_tiles_along_several(bench: Bench, read: str, kind: str) -> None:
+    text = make_problem(1, 1, "Squares", SQUARES.format(classes=1024), "test")
+    verdict = bench.grade(text, FLAT.format(read=read), QUICK)
+    assert verdict.kind == kind, verdict
+    assert ("stretched" in verdict.evidence) if kind == "ok" else ("but not where they do more" in verdict.message)
+
+
 def test_an_axis_and_launches_want_two_and_loops_three() -> None:
     loop, axis, launches = (Loop("text", place, 0, 1) for place in (0, -1, LAUNCHES))
     wanted = {loop: 9, axis: 9, launches: 9}

@@ -3,7 +3,8 @@
     given       what get_inputs returns under a fresh seed
     signed      standardised, both signs (uniform draws in [0, 1) hide what relu, clamp and abs do), some slices in
                 steps of a half (equal ones beside each other), some below zero
-    large       fifty times that, some slices above zero (hides nothing that saturates or overflows)
+    large       fifty times that, some slices above zero (hides nothing that saturates or overflows), some lines small
+                at one end (a maximum so far is not yet that of all)
     sparse      6 to 24 times signed, four fifths exact zeros (sums are between those of signed and large); of many
                 elements the first, the last and a few others larger (each one shows in a sum of squares)
     faint       given, one slice along each axis all zeros and one close to zero (shows what keeps a norm finite)
@@ -31,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.kernels.arrays import Array, HostTensor, Value, host_tensor, same_value, settled
-from assay.kernels.numerics.slices import ALL_BELOW, MANY, Floats, faint_slices, in_steps, on_one_side, spiked
+from assay.kernels.numerics.slices import ALL_BELOW, MANY, Floats, faint_slices, in_steps, on_one_side, rising, spiked
 
 Family = Literal["given", "signed", "large", "sparse", "faint", "permuted"]
 FAMILIES: tuple[Family, ...] = ("given", "signed", "large", "sparse", "faint", "permuted")
@@ -206,7 +207,7 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator, *, steps: bo
         sign = rng.choice(np.array([-1.0, 1.0]), x.shape)
         new = x * sign / spread if spread > 0 else rng.standard_normal(x.shape)
     if family == "large":
-        new = on_one_side(new * LARGE, rng, 1.0)
+        new = on_one_side(rising(new * LARGE, rng), rng, 1.0)
     elif family == "sparse":
         scale = np.exp(rng.uniform(*np.log(MIDDLE)))
         new = np.where(rng.random(x.shape) < SPARSITY, 0.0, new * scale)

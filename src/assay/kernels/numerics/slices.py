@@ -11,6 +11,8 @@ SPIKE, SPIKED, MANY = 8.0, 4, 1 << 10
 """What a few elements of that family are multiplied by as well, beside those at the ends, where there are many."""
 STEP, ALL_BELOW = 0.5, 0.25
 """Of some slices of the family `signed`; how often all of it lies below zero."""
+LOW_END = 0.1
+"""What rising lines begin with, before it is squared."""
 FAINT = 1e-4
 """What a slice is multiplied by that is close to zero: its variance is far below the usual 1e-5."""
 
@@ -43,6 +45,20 @@ def on_one_side(x: Floats, rng: np.random.Generator, side: float, share: float =
     for axis in wide if len(wide) > 1 else ():
         np.moveaxis(chosen, axis, 0)[rng.integers(x.shape[axis])] = True
     return np.where(chosen, sided, x)
+
+
+def rising(x: Floats, rng: np.random.Generator) -> Floats:
+    """With half of the lines along one axis, likelier a long one, small at one end: what is largest in a first block is
+    not in all."""
+    long = np.log(np.maximum(x.shape, 1))
+    if not long.sum():
+        return x
+    axis = int(rng.choice(x.ndim, p=long / long.sum()))
+    lines = np.moveaxis(x, axis, -1)
+    ramp = np.linspace(LOW_END, 1.0, lines.shape[-1]) ** 2
+    ways = rng.random((*lines.shape[:-1], 1))
+    factors = np.where(ways < 0.25, ramp, np.where(ways < 0.5, ramp[::-1], 1.0))
+    return np.moveaxis(lines * factors, -1, axis)
 
 
 def faint_slices(shape: tuple[int, ...], rng: np.random.Generator, symmetric: bool) -> Floats:

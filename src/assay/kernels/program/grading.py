@@ -44,8 +44,8 @@ TF32_HINT = (
     "tl.sum(a[:, :, None] * b[None, :, :], 1), of which Triton makes a tl.dot; of b[None, :, :] * a[:, :, None] it "
     "makes none"
 )
-OTHER_TRIALS = 2
-"""Ordinary calls at the other size."""
+OTHER_TRIALS, STRETCHED_TRIALS = 2, 3
+"""Ordinary calls at the other size, and where loops turn more often."""
 OTHER_SLACK = 2.0
 """Times the share of arithmetic that PyTorch may do at the other size, which may be the smaller one."""
 OTHER_PROGRAMS = 4
@@ -145,16 +145,18 @@ class Grading:
         trials: int,
         times: int,
         on_gpu: bool,
-        bounded: bool = True,
+        stretched: bool = False,
     ) -> Verdict:
         """The verdict on a replay. A kernel that changes nothing is left out once more: on some inputs one that matters
-        may change nothing (a mean before `relu`). `bounded`: whether last bits must not matter."""
+        may change nothing (a mean before `relu`). `stretched`: last bits may matter, and elements are large in some
+        blocks alone."""
         config = self.config
         await self.warmed(DEVICE_REPLAY if on_gpu else REPLAY)
 
         async def once() -> Verdict:
-            calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families)
-            calls = calls if bounded else [replace(call, bounded=False) for call in calls]
+            wanted = "large" if stretched else ""
+            calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families, wanted)
+            calls = [replace(call, bounded=False) for call in calls] if stretched else calls
             if on_gpu:
                 outcome = await replay_on_device(self.sandbox, attempt, size.draw, calls, config)
             else:
@@ -262,7 +264,9 @@ class Grading:
             if isinstance(attempt, Outcome):
                 return verdict_of(attempt, {})
             # Bounds add up what hardly ever comes together, and more of it here than where they were held.
-            return await self._replay(attempt, there, {}, OTHER_TRIALS, STRETCHED_PROGRAMS, self._on_gpu, bounded=False)
+            return await self._replay(
+                attempt, there, {}, STRETCHED_TRIALS, STRETCHED_PROGRAMS, self._on_gpu, stretched=True
+            )
 
         return Deeper(recorded, turns, graded)
 

@@ -29,11 +29,19 @@ OPTIONS = frozenset({"propagate_nan", "_semantic", "can_reorder", "sanitize_over
 """Arguments by name that are no numbers to compute with."""
 
 
-class Narrow(int):
+class Held(int):
+    """A whole number that a kernel has while it runs. The compiler knows others."""
+
+    most: int | None = None
+    """How large it is at most, in all programs of the launch, elements of a block and turns of a loop; None where it is
+    the same in all."""
+
+
+class Narrow(Held):
     """A whole number of 32 bits with a sign."""
 
 
-class Wide(int):
+class Wide(Held):
     """One of more bits, or without a sign."""
 
 
@@ -44,7 +52,9 @@ def fits(value: Known) -> bool:
 
 def wrapped(value: Known) -> Known:
     """What a number is that its type does not have."""
-    return value if fits(value) else Narrow((int(value) + (1 << 31)) % (1 << 32) - (1 << 31))  # type: ignore[arg-type]
+    if fits(value):
+        return value
+    return Narrow((int(value) + (1 << 31)) % (1 << 32) - (1 << 31))  # type: ignore[arg-type]
 
 
 def given_to_a_launch(value: Known, kind: str = "") -> Known:
@@ -60,21 +70,59 @@ def _least(value: int) -> int:
 
 def alike(value: Known, *operands: Known) -> Known:
     """A number of the type that one made of these operands has: of those that the compiler knows, none."""
-    if type(value) not in (int, Narrow, Wide):
+    if type(value) is not int and not isinstance(value, Held):
         return value
     wide = any(isinstance(each, Wide) or (type(each) is int and not fits(Narrow(each))) for each in operands)
-    held = any(isinstance(each, Narrow | Wide) for each in operands)
-    return int(value) if not held else Wide(value) if wide else Narrow(value)  # type: ignore[arg-type]
+    held = any(isinstance(each, Held) for each in operands)
+    return int(value) if not held else Wide(value) if wide else Narrow(value)
+
+
+def spread(value: int, most: int | None) -> int:
+    """The same number, of which others are as large as `most`."""
+    if isinstance(value, Held) and most is not None and 0 <= most < LARGEST:
+        value.most = most
+    return value
+
+
+def values_of(operator: str, left: Known, right: Known) -> int | None:
+    """How many values a quotient or a remainder has in a launch; None where it has one, or where that is not known."""
+    if operator not in ("//", "%") or not isinstance(left, Held) or left.most is None:
+        return None
+    if not isinstance(right, int) or right <= 0:
+        return None
+    return (left.most // right if operator == "//" else min(left.most, right - 1)) + 1
+
+
+def _most(operator: str, left: Known, right: Known) -> int | None:
+    """How large a number of two is at most."""
+    if not isinstance(left, int) or not isinstance(right, int):
+        return None
+    ends = [each.most if isinstance(each, Held) else None for each in (left, right)]
+    if ends == [None, None] or left < 0 or right < 0:
+        return None
+    one, other = (int(each) if end is None else end for each, end in zip((left, right), ends, strict=True))
+    match operator:
+        case "+":
+            return one + other
+        case "-":
+            return one - (other if ends[1] is None else 0)
+        case "*":
+            return one * other
+        case "//" | "%" if (found := values_of(operator, left, right)) is not None:
+            return found - 1
+        case _:
+            return None
 
 
 def cast(value: Known, kind: Expression | None) -> Known:
     """A number of another type: whole numbers leave out what fractions have behind the point."""
     name = kind.name.removeprefix("tl.") if isinstance(kind, Named) else ""
     if not name.startswith(("int", "uint")):
-        return None if name and isinstance(value, Narrow | Wide) else value
+        return None if name and isinstance(value, Held) else value
     if not isinstance(value, bool | int | float) or not abs(value) < LARGEST:
         return value
-    return Narrow(value) if name in ("int32", "int16", "int8") else Wide(value)
+    found = Narrow(value) if name in ("int32", "int16", "int8") else Wide(value)
+    return spread(found, value.most if isinstance(value, Held) else None)
 
 
 def of_one(operator: str, value: Known) -> Known:
@@ -95,7 +143,8 @@ def logic(operator: str, values: Sequence[Known]) -> Known:
 
 def of_two(operator: str, left: Known, right: Known) -> Known:
     """What an operator makes of two numbers, perhaps one that its type does not have."""
-    return alike(_of_two(operator, left, right), left, right)
+    found = alike(_of_two(operator, left, right), left, right)
+    return spread(found, _most(operator, left, right)) if isinstance(found, Held) else found
 
 
 def _of_two(operator: str, left: Known, right: Known) -> Known:
@@ -148,6 +197,10 @@ def _truncated(left: int, right: int) -> int:
     return found if (left < 0) == (right < 0) else -found
 
 
+def _end(value: bool | int | float) -> int:
+    return value.most if isinstance(value, Held) and value.most is not None else int(value)
+
+
 def breaks(function: str, given: Sequence[Known]) -> bool:
     """Whether numbers are not what a function promises of them."""
     if function == "tl.assume":
@@ -160,14 +213,20 @@ def breaks(function: str, given: Sequence[Known]) -> bool:
 def of_function(function: str, given: Sequence[Known]) -> Known:
     """What a function of numbers gives."""
     if function == "tl.arange":
-        return Narrow(given[0]) if given and isinstance(given[0], int) else None
+        if not given or not isinstance(given[0], int):
+            return None
+        ends = [value for value in given[:2] if isinstance(value, int)]
+        return spread(Narrow(ends[0]), ends[-1] - 1)
     if function in SAME:
         return given[0] if given else None
     numbers = [value for value in given if isinstance(value, bool | int | float) and abs(value) <= LARGEST]
     if len(numbers) < len(given) or not numbers:
         return None
     if function in ("min", "tl.minimum", "max", "tl.maximum"):
-        return alike(min(numbers) if function in ("min", "tl.minimum") else max(numbers), *numbers)
+        choose = min if function in ("min", "tl.minimum") else max
+        found, ends = alike(choose(numbers), *numbers), [_end(value) for value in numbers]
+        varies = any(isinstance(value, Held) and value.most is not None for value in numbers)
+        return spread(found, choose(ends)) if varies and isinstance(found, Held) else found
     if function == "tl.where" and len(numbers) == 3:
         return alike(numbers[1] if numbers[0] else numbers[2], *numbers[1:])
     if function == "triton.next_power_of_2" and isinstance(numbers[0], int):

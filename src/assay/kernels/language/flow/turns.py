@@ -31,6 +31,8 @@ from assay.kernels.language.flow.numbers import (
     of_function,
     of_one,
     of_two,
+    spread,
+    values_of,
     wrapped,
 )
 from assay.kernels.language.flow.walking import expressions, names_of, own, statements
@@ -82,6 +84,16 @@ _STEPS = 40_000
 """Statements that are looked at for a launch; of what comes after them nothing is known."""
 
 
+class Split(NamedTuple):
+    """A quotient or a remainder of what varies: by these one axis of a grid has tiles along several."""
+
+    path: str
+    number: int
+    """Among those of its function."""
+    line: int
+    """Of the submission."""
+
+
 @dataclass(frozen=True, slots=True)
 class Followed:
     """What is known of a launch."""
@@ -91,6 +103,8 @@ class Followed:
     more."""
     wraps: set[int] = field(default_factory=set)
     """Lines of the submission that are sure to make a number that its type does not have."""
+    values: dict[Split, int] = field(default_factory=dict)
+    """How many values each has, in all programs and turns."""
     broken: set[int] = field(default_factory=set)
     """Lines of promises that numbers are sure to break."""
 
@@ -122,7 +136,7 @@ class _Through:
         return len(self.values)
 
     def __getitem__(self, turn: int) -> int:
-        return self.kind(self.values[turn])
+        return spread(self.kind(self.values[turn]), max(self.values[0], self.values[-1]))
 
 
 @dataclass(slots=True)
@@ -148,9 +162,10 @@ class _Run:
         """Run a function; returns what it returns."""
         every = list(statements(function.body))
         loops = (each for each in every if isinstance(each, For | While))
-        parts = (part for each in every for value in own(each) for part in expressions(value))
+        parts = [part for each in every for value in own(each) for part in expressions(value)]
         calls = (part for part in parts if isinstance(part, Invoke))
-        self.numbers |= {id(each): number for found in (loops, calls) for number, each in enumerate(found)}
+        splits = (part for part in parts if isinstance(part, Binary) and part.operator in ("//", "%"))
+        self.numbers |= {id(each): number for found in (loops, calls, splits) for number, each in enumerate(found)}
         before, self.inside = (self.inside, self.line, self.over), function.key
         for parameter in function.parameters:
             if parameter.name not in known:
@@ -281,7 +296,9 @@ class _Run:
             case Unary(operator, operand):
                 return of_one(operator, self.value(operand, known))
             case Binary(operator, left, right) | Compare(operator, left, right):
-                return of_two(operator, self.value(left, known), self.value(right, known))
+                one, other = self.value(left, known), self.value(right, known)
+                self.note_values(each, values_of(operator, one, other))
+                return of_two(operator, one, other)
             case Logic(operator, values):
                 return logic(operator, [self.value(value, known) for value in values])
             case Choice(condition, yes, no):
@@ -311,6 +328,12 @@ class _Run:
             case _:
                 return None
 
+    def note_values(self, each: Expression | Whole, count: int | None) -> None:
+        """Note how many values a quotient or remainder has, where it is sure to be computed."""
+        if count is not None and self.sure:
+            place = Split(self.path, self.numbers[id(each)], self.line)
+            self.found.values[place] = max(count, self.found.values.get(place, 0))
+
     def invoked(self, each: Invoke, function: Function, arguments: Arguments, known: Mapping[str, Known]) -> Known:
         """What a helper gives."""
         names = [parameter.name for parameter in function.parameters]
@@ -328,7 +351,9 @@ class _Run:
             counts, beyond = (self.place, 0) if function == "tl.program_id" else (self.grid, 1)
             if type(axis) is not int:
                 return None
-            return Narrow(counts[axis] if 0 <= axis < len(counts) else beyond)
+            if not 0 <= axis < len(counts):
+                return Narrow(beyond)
+            return spread(Narrow(counts[axis]), self.grid[axis] - 1 if function == "tl.program_id" else None)
         if self.sure and breaks(function, given):
             self.found.broken.add(self.line)
         return of_function(function, given)

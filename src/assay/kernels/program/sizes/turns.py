@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.kernels import language
-from assay.kernels.language.flow.turns import MOST, UNKNOWN, Place, follow, lines_of_loops
+from assay.kernels.language.flow.turns import MOST, UNKNOWN, Place, Split, follow, lines_of_loops
 from assay.kernels.program.form import Launch, table_of
 from assay.kernels.program.jobs import REPLAY
 from assay.kernels.program.limits import UNALLOCATED
@@ -40,9 +40,15 @@ ENOUGH_PROGRAMS = 2
 """How many programs, and launches, are told apart at least; of turns as many as are followed (`MOST`)."""
 
 
+SPLITS = -16
+"""That of the first quotient or remainder of a function, as by which one axis of a grid has tiles of several sizes; of
+further ones one less each."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Loop:
-    """A loop by the text of its function and its place in it; or an axis of a kernel's launches, or these alone."""
+    """A loop by the text of its function and its place in it; or an axis of a kernel's launches, these alone, or a
+    quotient or remainder of program ids."""
 
     text: str
     place: int
@@ -61,11 +67,15 @@ class Loop:
         """What turns."""
         if self.place >= 0:
             return "turns of a loop"
+        if self.place <= SPLITS:
+            return "values of a quotient or remainder of program ids or turns"
         return (
             "launches of a kernel" if self.place == LAUNCHES else f"programs of a kernel along axis {-1 - self.place}"
         )
 
 
+_Counted = Place | Split | int
+"""What is counted of a launch: a loop, a quotient or remainder, or an axis."""
 Turns = Mapping[Loop, int]
 """How often each loop turns at most; `UNKNOWN` where that is not known."""
 
@@ -97,7 +107,9 @@ def _of(text: str) -> Iterator[tuple[str, int, int, int, int]]:
         turns_of, wrong = _fewest(kernels, step)
         yield from ((text, what, 0, line, 1) for what, line in wrong)
         for place, turns in turns_of.items():
-            if isinstance(place, Place):
+            if isinstance(place, Split):
+                yield f"{text}{place.path}", SPLITS - place.number, number, place.line, turns
+            elif isinstance(place, Place):
                 line = lines_of_loops(kernels.functions[place.function])[place.number]
                 yield f"{text}{place.path}", place.number, number, line, turns
             else:
@@ -110,17 +122,17 @@ def _digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:_DIGITS]
 
 
-def _fewest(kernels: language.Kernels, step: Launch) -> tuple[dict[Place | int, int], set[tuple[int, int]]]:
-    """Loops, and axes, of a launch -> how often in the configuration in which they do so least; and what is wrong of
-    numbers in any (`WRAPS`, `BROKEN`), and in which line."""
-    fewest: dict[Place | int, int] = {}
+def _fewest(kernels: language.Kernels, step: Launch) -> tuple[dict[_Counted, int], set[tuple[int, int]]]:
+    """What is counted of a launch -> how often in the configuration in which it is least; and what is wrong of numbers
+    in any (`WRAPS`, `BROKEN`), and in which line."""
+    fewest: dict[_Counted, int] = {}
     wrong = set[tuple[int, int]]()
     for variant in step.variants:
         numbers = {name: value if isinstance(value, _NUMBERS) else None for name, value in variant.args}
         found = follow(kernels, str(step.kernel), numbers, variant.grid)
         wrong |= {(WRAPS, line) for line in found.wraps} | {(BROKEN, line) for line in found.broken}
         axes = {-1 - axis: size for axis, size in enumerate(variant.grid)}
-        every: list[tuple[Place | int, int]] = [*found.turns.items(), *axes.items()]
+        every: list[tuple[_Counted, int]] = [*found.turns.items(), *found.values.items(), *axes.items()]
         for place, turns in every:
             fewest[place] = min(turns, fewest.get(place, turns))
     return fewest, wrong

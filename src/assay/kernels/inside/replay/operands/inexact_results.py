@@ -185,7 +185,8 @@ def _has_factor(operation: Operation) -> bool:
 def loses_signs(memory: Memory, operation: Operation, operator: Any) -> bool:
     """Whether zeros among the results may have either sign; asked before the operation has run."""
     operands = [memory.tensor(window) for window in operands_of(operation, operator)]
-    return machine_differences.may_lose_signs(base_name(operation), operands)
+    numbers = [torch.tensor(value) for value in operation.values if isinstance(value, float)]
+    return machine_differences.may_lose_signs(base_name(operation), [*operands, *numbers])
 
 
 def with_signs(operation: Operation, limits: Any, result: torch.Tensor, *, zeros: bool) -> Any:
