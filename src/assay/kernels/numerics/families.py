@@ -39,6 +39,8 @@ FAMILIES: tuple[Family, ...] = ("given", "signed", "large", "sparse", "faint", "
 
 LARGE = 50.0
 """Standard deviation of the family `large`: one element in 25 is beyond what exp can take in float32."""
+LARGEST = 200.0
+"""The largest element of that family at least: twice what exp can take, also of uniform draws."""
 SPARSITY = 0.8
 """Share of zeros of the family `sparse`."""
 MIDDLE = (6.0, 24.0)
@@ -207,7 +209,8 @@ def _vary_real(x: Floats, family: Family, rng: np.random.Generator, *, steps: bo
         sign = rng.choice(np.array([-1.0, 1.0]), x.shape)
         new = x * sign / spread if spread > 0 else rng.standard_normal(x.shape)
     if family == "large":
-        new = on_one_side(rising(new * LARGE, rng), rng, 1.0)
+        most = float(np.abs(new).max(initial=0.0)) or 1.0
+        new = on_one_side(rising(new * max(LARGE, LARGEST / most), rng), rng, 1.0)
     elif family == "sparse":
         scale = np.exp(rng.uniform(*np.log(MIDDLE)))
         new = np.where(rng.random(x.shape) < SPARSITY, 0.0, new * scale)

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from assay.kernels.compile.stage import TRITON_HARNESS, CompileReport, compile_program, compiled_part
 from assay.kernels.config import GraderConfig
+from assay.kernels.numerics.families import FAMILIES
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.other_sizes import any_smaller
 from assay.kernels.program.form import Launch, Program
-from assay.kernels.program.jobs import RECORD, REPLAY
+from assay.kernels.program.jobs import NO_KERNEL, RECORD, REPLAY
 from assay.kernels.program.judging.compiled import as_compiled, without_narrow
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.limits import ON_DEVICE, UNALLOCATED
@@ -44,7 +45,7 @@ TF32_HINT = (
     "tl.sum(a[:, :, None] * b[None, :, :], 1), of which Triton makes a tl.dot; of b[None, :, :] * a[:, :, None] it "
     "makes none"
 )
-OTHER_TRIALS, STRETCHED_TRIALS = 2, 3
+OTHER_TRIALS = len(FAMILIES)
 """Ordinary calls at the other size, and where loops turn more often."""
 OTHER_SLACK = 2.0
 """Times the share of arithmetic that PyTorch may do at the other size, which may be the smaller one."""
@@ -148,15 +149,15 @@ class Grading:
         stretched: bool = False,
     ) -> Verdict:
         """The verdict on a replay. A kernel that changes nothing is left out once more: on some inputs one that matters
-        may change nothing (a mean before `relu`). `stretched`: last bits may matter, and elements are large in some
-        blocks alone."""
+        may change nothing (a mean before `relu`). `stretched`: none is left out, and last bits may matter."""
         config = self.config
         await self.warmed(DEVICE_REPLAY if on_gpu else REPLAY)
 
         async def once() -> Verdict:
-            wanted = "large" if stretched else ""
-            calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families, wanted)
-            calls = [replace(call, bounded=False) for call in calls] if stretched else calls
+            calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families)
+            # That each kernel matters was seen at the first size.
+            whole = [replace(call, bounded=False) for call in calls if call.skip == NO_KERNEL]
+            calls = whole if stretched else calls
             if on_gpu:
                 outcome = await replay_on_device(self.sandbox, attempt, size.draw, calls, config)
             else:
@@ -265,7 +266,7 @@ class Grading:
                 return verdict_of(attempt, {})
             # Bounds add up what hardly ever comes together, and more of it here than where they were held.
             return await self._replay(
-                attempt, there, {}, STRETCHED_TRIALS, STRETCHED_PROGRAMS, self._on_gpu, stretched=True
+                attempt, there, {}, OTHER_TRIALS, STRETCHED_PROGRAMS, self._on_gpu, stretched=True
             )
 
         return Deeper(recorded, turns, graded)

@@ -54,7 +54,6 @@ def plan(
     trials: int,
     rng: random.Random,
     constant_families: Sequence[str] = (),
-    wanted: str = "",
 ) -> list[Replay]:
     """The calls of a replay: `trials` on inputs of as many families as can be, one of them once more, and again without
     each kernel, some under other weights; some in a row, on memory as the call before left it. Each has another poison,
@@ -70,9 +69,8 @@ def plan(
         trials: Calls that must be right, besides the special ones.
         rng: The parent's own.
         constant_families: Families in which a constant would pass, and which prove nothing about kernels left out.
-        wanted: A family that is not left out where there are more families than trials.
     """
-    cases = _cases(draw, max(trials, 1), constant_families, rng, wanted)
+    cases = _cases(draw, max(trials, 1), constant_families, rng)
     telling = [place for place, case in enumerate(cases) if not case.shows_answer]
     telling = [place for place in telling if cases[place].family not in constant_families] or telling
     telling = telling or list(range(len(cases)))
@@ -196,16 +194,14 @@ def _uses_result(line: Sequence[str]) -> bool:
     return not alone
 
 
-def _cases(
-    draw: InputSet, trials: int, constant_families: Sequence[str], rng: random.Random, wanted: str
-) -> list[Case]:
+def _cases(draw: InputSet, trials: int, constant_families: Sequence[str], rng: random.Random) -> list[Case]:
     """The inputs as given, then those of the other families: all of them in turn. Where there are more families than
-    trials, the one that is wanted and some at random, those that tell before those that do not."""
+    trials, some at random, those that tell before those that do not."""
     first, *others = draw.cases
     if trials >= len(draw.cases):
         return [draw.cases[index % len(draw.cases)] for index in range(trials)]
     others = rng.sample(others, len(others))
-    others.sort(key=lambda case: (case.family != wanted, case.shows_answer or case.family in constant_families))
+    others.sort(key=lambda case: case.shows_answer or case.family in constant_families)
     return [first, *others[: trials - 1]]
 
 
