@@ -16,15 +16,15 @@ import os
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported; launches are captured, not interpreted
 
+import gc
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assay.kernels.arrays import layout_of
-from assay.kernels.frames import value_of
 from assay.kernels.inside import pretend_cuda, submission
 from assay.kernels.inside.problem import truncated
 from assay.kernels.inside.problem.values import tensors_in
@@ -40,9 +40,9 @@ from assay.kernels.inside.record.comparing import (
     settled,
     used_in_calls,
 )
-from assay.kernels.inside.record.devices import META, Pretended
+from assay.kernels.inside.record.devices import Pretended
 from assay.kernels.inside.record.host import custom, gpu, meta_kernels, models, process
-from assay.kernels.inside.record.host.returned import Lists, check_returned
+from assay.kernels.inside.record.host.returned import Lists, arguments_of, check_dtype, check_returned
 from assay.kernels.inside.record.operators import Operators
 from assay.kernels.inside.record.own_text import OwnTexts
 from assay.kernels.inside.record.reads import HostReadError, NotRecordableError
@@ -171,7 +171,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     launches.begin(capture)
     # Twice on tensors of their own, and twice more on the same ones, which may hold other values by then. Before each
     # but the last, parameters change as an optimizer changes them.
-    init_arguments, first, again = map(_arguments, (header["init_inputs"], header["inputs"], header["inputs"]))
+    init_arguments, first, again = map(arguments_of, (header["init_inputs"], header["inputs"], header["inputs"]))
     lists = Lists((init_arguments, first, again))
     operators, pretended = Operators(tape), Pretended(tape)
     operators.pretended, pretended.operators = pretended, operators
@@ -185,7 +185,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             model = made.ModelNew(*init_arguments)
             operators.draws.of_weights = False
             lists.check("the constructor")
-            _check_dtype()
+            check_dtype()
             reference = models.OfReference(header)
             models.check(model, reference)
             tape.doing = "moving ModelNew to the GPU"
@@ -223,15 +223,18 @@ def record(source: str, header: Json, tape: Tape) -> Json:
             capture.best = best
             others.append(_call(caller, again, tape, header))
         capture.best = 0
-        called_back = capture.called_back(lambda: _call(caller, again, tape, header))
+        called_back = capture.called_back(partial(_call, caller, again, tape, header))
         tape.ask_allocators()
+        lists.forget()
+        del init_arguments, first, again, arguments
+        _let_go(caller, tape)
     models.check(model, reference)
     models.check_accumulated(model)
     process.check()
     if tape.outside:
         raise NotRecordableError(
             f"{tape.outside[0].get('op', 'a launch')} of line {tape.outside[0].get('line', 0)} is made between two "
-            "calls of forward, as by a finalizer of what it returned: do all work in forward"
+            "calls of forward or after them, as by a finalizer of what it was given or returned: do all work in forward"
         )
     tape.check_constants()
     sizes = tape.sizes()
@@ -297,15 +300,6 @@ class _Caller:
         return next((what for (what, tensor), found in held if found is not tensor), "")
 
 
-def _check_dtype() -> None:
-    """Raises NotRecordableError where host code changes what PyTorch makes without a dtype, for its caller too."""
-    if torch.get_default_dtype() is not torch.float32:
-        raise NotRecordableError(
-            f"host code sets the default dtype to {torch.get_default_dtype()}, for the reference and its caller too: "
-            "give dtype= where a tensor is made"
-        )
-
-
 def _count_change(tensors: Iterable[torch.Tensor]) -> None:
     """Give tensors another `_version`, by which code that keeps what it made of them knows that it is stale."""
     for tensor in tensors:
@@ -333,7 +327,7 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
         value = caller.model(*arguments)
         returned = flat_tensors(value)
         outputs = [tape.window(tensor) for tensor in returned]
-        _check_dtype()
+        check_dtype()
     tape.follows_streams = tape.places.strict = False
     for (what, tensor), place, kind in zip((*given, *held), places, kinds, strict=True):
         if not tape.replaced and type(tensor) is not kind:
@@ -361,25 +355,29 @@ def _call(caller: _Caller, arguments: Sequence[Any], tape: Tape, header: Json) -
     return inputs, steps, outputs
 
 
+def _let_go(caller: _Caller, tape: Tape) -> None:
+    """Let go of what forward was given and has made, with whatever that calls: steps are noted as made outside.
+
+    Raises:
+        WrongOutputError: something that a caller still holds is otherwise then.
+    """
+
+    def now() -> list[Any]:
+        return [caller.gone(), caller.state(), *((tape.window(each), _trained(each)) for _, each in caller.held())]
+
+    before = now()
+    gc.collect()
+    if now() != before:
+        raise WrongOutputError(
+            "a parameter or buffer is another one once what forward was given and has made is gone, as by a finalizer"
+        )
+
+
 def _trained(tensor: torch.Tensor) -> tuple[object, ...]:
     """What autograd and optimizers go by, besides values."""
     with torch._C.DisableTorchFunction():
         hooks = len(tensor._backward_hooks or ())
         return tensor.requires_grad, id(tensor.grad), id(tensor.grad_fn), hooks, models.dtype_of_gradients(tensor)
-
-
-def _arguments(entries: Sequence[Json]) -> list[Any]:
-    memory: dict[int, torch.Tensor] = {}
-    return [value_of(entry, lambda tensor: _without_values(tensor, memory)) for entry in entries]
-
-
-def _without_values(entry: Json, memory: dict[int, torch.Tensor]) -> torch.Tensor:
-    shape, dtype = entry["shape"], getattr(torch, entry["dtype"])
-    if (layout := layout_of(entry.get("layout"))) is None:
-        return torch.empty(shape, dtype=dtype, device=META)
-    if layout.storage not in memory:
-        memory[layout.storage] = torch.empty(layout.extent, dtype=dtype, device=META)
-    return memory[layout.storage].as_strided(shape, layout.stride, layout.offset)
 
 
 def _fault(error: BaseException, tape: Tape) -> Json:

@@ -1,4 +1,5 @@
-"""What forward returned that its caller could not use as it uses the reference's, and what it left of its arguments."""
+"""What a caller gives to forward and gets of it: arguments without memory, what is returned that it could not use as it
+uses the reference's, and what is left of lists and of PyTorch's defaults."""
 
 from __future__ import annotations
 
@@ -7,8 +8,12 @@ from typing import Any
 
 import torch
 
+from assay.kernels.arrays import layout_of
+from assay.kernels.frames import value_of
 from assay.kernels.inside.pretend_cuda import DEVICE
+from assay.kernels.inside.record.devices import META
 from assay.kernels.inside.record.places import HOST, Places
+from assay.kernels.inside.record.reads import NotRecordableError
 from assay.kernels.inside.tensors import WrongOutputError, check_structure, hidden
 from assay.types import Json
 
@@ -41,12 +46,25 @@ def check_returned(value: Any, returned: Sequence[torch.Tensor], header: Json, p
         )
 
 
+def check_dtype() -> None:
+    """Raises NotRecordableError where host code changes what PyTorch makes without a dtype, for its caller too."""
+    if torch.get_default_dtype() is not torch.float32:
+        raise NotRecordableError(
+            f"host code sets the default dtype to {torch.get_default_dtype()}, for the reference and its caller too: "
+            "give dtype= where a tensor is made"
+        )
+
+
 class Lists:
     """The lists among arguments, which whoever gave them still holds."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self._arguments = arguments
         self._parts = _parts_of(arguments)
+
+    def forget(self) -> None:
+        """Hold them no longer."""
+        self._arguments, self._parts = (), []
 
     def check(self, doing: str) -> None:
         """Raises WrongOutputError where one has other parts than at the start."""
@@ -62,3 +80,18 @@ def _parts_of(value: Any) -> list[Any]:
     if type(value) not in (list, tuple):
         return [value]
     return [value, *(each for part in value for each in _parts_of(part))]
+
+
+def arguments_of(entries: Sequence[Json]) -> list[Any]:
+    """What the entries of a job stand for, with tensors that have no memory."""
+    memory: dict[int, torch.Tensor] = {}
+    return [value_of(entry, lambda tensor: _without_values(tensor, memory)) for entry in entries]
+
+
+def _without_values(entry: Json, memory: dict[int, torch.Tensor]) -> torch.Tensor:
+    shape, dtype = entry["shape"], getattr(torch, entry["dtype"])
+    if (layout := layout_of(entry.get("layout"))) is None:
+        return torch.empty(shape, dtype=dtype, device=META)
+    if layout.storage not in memory:
+        memory[layout.storage] = torch.empty(layout.extent, dtype=dtype, device=META)
+    return memory[layout.storage].as_strided(shape, layout.stride, layout.offset)
