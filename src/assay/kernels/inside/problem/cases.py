@@ -22,6 +22,7 @@ import torch
 from assay.kernels.arrays import HostTensor, Value, host_tensors, same_value
 from assay.kernels.frames import Frame
 from assay.kernels.inside.problem.held import Left, same_in_both
+from assay.kernels.inside.problem.range_ends import RangeEnds
 from assay.kernels.inside.problem.ties import AnyOrder, chooses, same
 from assay.kernels.inside.problem.values import to_value
 from assay.kernels.numerics.domains import DOMAINS, narrowed, spliced, with_numbers
@@ -121,7 +122,8 @@ class Families:
         other = reference.inputs(request["number_seed"]) if request["number_seed"] != request["input_seed"] else None
         for number, family in enumerate(request["families"]):
             # Each family starts from a fresh draw of its own, so no two show the same numbers in another dress.
-            given = reference.inputs(request["input_seed"] + number)
+            with RangeEnds() if number else contextlib.nullcontext():  # type: ignore[no-untyped-call]
+                given = reference.inputs(request["input_seed"] + number)
             other = given if other is None else other
             self._add_family(number, family, with_numbers(given, other), other)
             if number == 0 and self._tried:
