@@ -116,3 +116,18 @@ def test_whole_numbers_made_in_two_ways_are_the_same_or_anything() -> None:
 
     ways = np.array([2**60 + 1, 7]), np.array([2**60, 7])  # float64 holds the two large ones as one
     assert _of_both(tl.int64, *ways, np.zeros(2), np.zeros(2)).tolist() == [np.inf, 0.0]
+
+
+BETTER = """def better(va, ia, vb, ib):
+    first = (va > vb) | ((va == vb) & (ia < ib))
+    return tl.where(first, va, vb), tl.where(first, ia, ib)"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_infinite_element_leaves_no_range(dtype: str) -> None:
+    lines = (
+        f"v = tl.where(i < 20, a, -float('inf')).to(tl.{dtype})\nm, k = tl.reduce((v, i), 0, better)\nfound = m + 0 * a"
+    )
+    given = {"lines": lines, "inputs": [["float32", [1.0, 5.0, 2.0, 3.0] * 8]], "out": "float32"}
+    (found,) = program("value_cases", given=json.dumps([{**given, "names": {"better": BETTER}, "bounded": True}]))
+    assert isinstance(found, list) and max(found[1]) < 1e-5, found

@@ -42,9 +42,11 @@ def in_far_orders(
 
 
 def _size(part: Any, dtype: Any) -> Any:
+    """Elements without signs, but for infinite ones: these leave no range, and stand for nothing in a maximum."""
     if dtype == tl.bfloat16:
-        return part & np.asarray(0x7FFF, part.dtype)
-    return np.abs(part) if part.dtype.kind == "f" else part
+        size = part & np.asarray(0x7FFF, part.dtype)
+        return np.where(size == 0x7F80, part, size)
+    return np.where(np.isinf(part), part, np.abs(part)) if part.dtype.kind == "f" else part
 
 
 def _keys(part: Any, size: Any, dtype: Any) -> list[Any]:
