@@ -156,6 +156,19 @@ with torch.random.fork_rng(devices=[]):
 self.register_buffer("other", torch.rand(features))
 """
 REFUSED = {
+    "a finalizer of the input": (
+        "o = snake(x, self.frequency, torch.empty_like(x))\nweakref.finalize(x, o.zero_)\nreturn o",
+        "import weakref",
+        "",
+        "by a finalizer of what it was given",
+    ),
+    "garbage that clears the weights": (
+        f"Last(self.frequency.data)\n{RIGHT}",
+        "class Last:\n    def __init__(self, held): self.held, self.own = held, self\n"
+        "    def __del__(self): self.held.zero_()\n",
+        "",
+        "by a finalizer of what it was given",
+    ),
     "an allocator that does more": (RIGHT, CLEARED, "", "triton.set_allocator makes zero"),
     "an allocator's memory as a tensor": (
         "y = snake(x, self.frequency, torch.empty_like(x))\nif kept:\n    y[0].copy_(kept[-1][: x.shape[1]])\nreturn y",
