@@ -244,6 +244,7 @@ NAMED = {
         "self.w = nn.Parameter(torch.zeros(3)); self.w.__dict__ = Shown()",
         "a Parameter in _parameters of ModelNew has a __dict__",
     ),
+    "a lazy layer": ("", "", "self.layer = nn.LazyLinear(3)", "has no shape before the first call"),
     "a conjugate": ("", "", "self.register_buffer('c', torch.zeros(3, dtype=torch.complex64).conj())", "conjugates"),
     "a dtype of gradients": (
         "",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.parameter import UninitializedTensorMixin
 
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.host import copies
@@ -220,6 +221,10 @@ def _check_tensor(tensor: Any, where: str) -> None:
     if torch.Tensor not in _bases_of(kind) or type(kind) not in _METACLASSES:
         raise NotRecordableError(f"a {kind.__name__:.80} {where} is no tensor of PyTorch's")
     copies.check_class(kind, f"a {kind.__name__:.80} {where}")
+    if UninitializedTensorMixin in _bases_of(kind):
+        raise NotRecordableError(
+            f"a {kind.__name__:.80} {where} has no shape before the first call (a lazy module): give it the reference's"
+        )
     if torch._C.TensorBase.is_inference(tensor):
         raise NotRecordableError(
             f"a {kind.__name__:.80} {where} was made under torch.inference_mode(): no optimizer and no load_state_dict "
