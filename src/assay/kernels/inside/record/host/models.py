@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.host import copies
