@@ -14,6 +14,7 @@ import ctypes
 import math
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ PATIENCE = (16, 2000)
 others compute meanwhile takes time."""
 SLOW = 0.75
 """The chance of such a launch."""
+MOST_WAITED_S = 0.06
+"""CPU seconds in a launch after which nobody asks in vain any more."""
 PATIENCE_OF_WAITERS, SLOW_OF_WAITERS = (128, 4000), 0.95
 """The same of a kernel whose programs have been seen to wait. They begin in random order, so that more of them do."""
 LONG_TURN = 1024
@@ -101,7 +104,7 @@ class Turns:
         self._live: list[_Program] = []
         self._error: BaseException | None = None
         self._idle, self._patient = 0, False
-        self._patience = self._drawn_patience()
+        self._patience, self._ends = self._drawn_patience(), math.inf
         self._done = threading.Semaphore(0)
         _allow_threads(_STACK_IN_A_CROWD if self._crowd else _STACK)
         self.under_way = True
@@ -119,6 +122,12 @@ class Turns:
         if self._alone or self._chance.random() >= chance:
             return 0
         return int(math.exp(self._chance.uniform(*map(math.log, between))))
+
+    def _has_time(self) -> bool:
+        """Whether programs may wait on: some do ever more between two questions."""
+        now = time.process_time()
+        self._ends = min(self._ends, now + MOST_WAITED_S)
+        return now < self._ends
 
     def _ordered(self, places: Sequence[Place]) -> Sequence[Place]:
         """The order in which programs begin: often neighbours along an axis of the grid, which share more."""
@@ -153,7 +162,7 @@ class Turns:
         waits = asked is not None and asked == self._me.asked
         if waits:
             self._waiters.add(self._name)
-        self._patient = waits and self._patience > 0
+        self._patient = waits and self._patience > 0 and self._has_time()
         if self._patient:
             self._patience -= 1
             return
