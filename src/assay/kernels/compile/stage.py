@@ -133,7 +133,7 @@ async def compile_program(
         arch: The architecture to compile for.
         limits: Of the whole job.
         read_only: Let Triton read the kernels and lay them out, and not compile them: types, sizes of blocks and shared
-            memory are checked in a tenth of the time. The program may be one that nobody could allocate.
+            memory are checked in little of the time. The program may be one that nobody could allocate.
         enough_s: CPU seconds of the compiler after which it goes on to no further configuration.
 
     Returns: `unsupported` where the text is no program, its kernels are not in the kernel language though they may be

@@ -24,7 +24,8 @@ _detach = torch.Tensor.detach
 _to = torch.Tensor.to
 _view = torch.Tensor.view
 _numpy = torch.Tensor.numpy
-_bases_of = type.__dict__["__mro__"].__get__
+bases_of = type.__dict__["__mro__"].__get__
+"""The classes that a class is made of, whatever its metaclass says."""
 
 
 class WrongOutputError(Exception):
@@ -63,7 +64,7 @@ def hidden(tensor: torch.Tensor) -> str:
 
 def kept_by(thing: Any) -> Any:
     """The dict in which Python finds the attributes of an object, whatever its class says that it is."""
-    own = (vars(kind).get("__dict__") for kind in _bases_of(type(thing)))
+    own = (vars(kind).get("__dict__") for kind in bases_of(type(thing)))
     return next((each.__get__(thing) for each in own if type(each) is GetSetDescriptorType), {})
 
 

@@ -155,9 +155,8 @@ class Grading:
 
         async def once() -> Verdict:
             calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families)
-            # That each kernel matters was seen at the first size.
-            whole = [replace(call, bounded=False) for call in calls if call.skip == NO_KERNEL]
-            calls = whole if stretched else calls
+            if stretched:  # that each kernel matters was seen at the first size
+                calls = [replace(call, bounded=False) for call in calls if call.skip == NO_KERNEL]
             if on_gpu:
                 outcome = await replay_on_device(self.sandbox, attempt, size.draw, calls, config)
             else:

@@ -49,11 +49,7 @@ MAX_PAIRED = 6
 
 
 def plan(
-    program: Program,
-    draw: InputSet,
-    trials: int,
-    rng: random.Random,
-    constant_families: Sequence[str] = (),
+    program: Program, draw: InputSet, trials: int, rng: random.Random, constant_families: Sequence[str] = ()
 ) -> list[Replay]:
     """The calls of a replay: `trials` on inputs of as many families as can be, one of them once more, and again without
     each kernel, some under other weights; some in a row, on memory as the call before left it. Each has another poison,

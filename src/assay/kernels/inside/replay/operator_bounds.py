@@ -119,11 +119,11 @@ def after(call: Call) -> list[Any]:
 
 def _as_fractions(call: Call) -> Sequence[torch.Tensor]:
     """The operands, whole numbers of an operator that computes with fractions as such."""
-    found = [each.dtype for each in call.compute(call.operands) if each.dtype.is_floating_point]
-    if not found or call.name not in _MONOTONE:
-        return call.operands
     whole = [not (each.is_floating_point() or each.is_complex() or each.dtype == torch.bool) for each in call.operands]
-    return [each.to(found[0]) if one else each for each, one in zip(call.operands, whole, strict=True)]
+    if call.name not in _MONOTONE or not any(whole):
+        return call.operands
+    found = next((each.dtype for each in call.compute(call.operands) if each.dtype.is_floating_point), None)
+    return [each.to(found) if one and found else each for each, one in zip(call.operands, whole, strict=True)]
 
 
 def cast(limits: Any, values: torch.Tensor, dtype: torch.dtype) -> Any:

@@ -60,11 +60,8 @@ def run(memory: Memory, operation: Operation) -> None:
 
 def _raises(memory: Memory, operation: Operation) -> bool:
     """Whether it is PyTorch that raises."""
-    operator = _operator(operation.name)
-    device = "cpu" if role_of(operation) == "random" else memory.device
     try:
-        with torch.no_grad():
-            operator(*real(memory, operation.args, device), **_named(memory, operation, operator, device))
+        _results(memory, operation, _operator(operation.name))
     except _OF_PYTORCH:
         return True
     return False
@@ -186,11 +183,7 @@ def _done_in_place(memory: Memory, operation: Operation, tensors: list[torch.Ten
 
 def _copy_results(memory: Memory, operation: Operation, operator: Any, tensors: list[torch.Tensor]) -> None:
     """Run the operator, and put what it gives where the program says, unless it is there."""
-    # Random numbers are drawn on the host, as the reference's are, so that a seed gives the same ones on any device.
-    device = "cpu" if role_of(operation) == "random" else memory.device
-    with torch.no_grad():
-        named = _named(memory, operation, operator, device) | own_outs(operator, operation, device)
-        results = flat(operator(*real(memory, operation.args, device), **named))
+    results = _results(memory, operation, operator)
     if len(results) != len(tensors):
         raise ForgedError(f"{operation.name} gives another number of tensors than the program says")
     lies_anew = _lies_as_made(operation, operator)
@@ -207,6 +200,15 @@ def _copy_results(memory: Memory, operation: Operation, operator: Any, tensors: 
         same = result.device == tensor.device and result.data_ptr() == tensor.data_ptr()
         if not same or result.stride() != tensor.stride():
             tensor.copy_(result)
+
+
+def _results(memory: Memory, operation: Operation, operator: Any) -> list[torch.Tensor]:
+    """What the operator gives."""
+    # Random numbers are drawn on the host, as the reference's are, so that a seed gives the same ones on any device.
+    device = "cpu" if role_of(operation) == "random" else memory.device
+    with torch.no_grad():
+        named = _named(memory, operation, operator, device) | own_outs(operator, operation, device)
+        return flat(operator(*real(memory, operation.args, device), **named))
 
 
 def _lies_as_made(operation: Operation, operator: Any) -> bool:

@@ -158,7 +158,7 @@ def install(capability: int, shared_limit: int) -> None:
 def read_only(*, and_lay_out: bool = False) -> None:
     """Let Triton read kernels and not compile them, until the next `install`: it types every value and checks the size
     of every block, in a hundredth of the time. What stands for a cubin then is its text after that. `and_lay_out`: go
-    on until the shared memory that a kernel needs is known, in a tenth of the time."""
+    on until the shared memory that a kernel needs is known, which takes little more."""
     driver.active.reads_only, driver.active.lays_out = True, and_lay_out
 
 

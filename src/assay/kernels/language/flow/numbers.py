@@ -1,6 +1,6 @@
 """Numbers of a kernel as it has them: whole ones of 32 bits wrap around, those that the compiler knows do not.
 
-    of_two("*", Narrow(65536), Narrow(65536))      Narrow(4294967296), which `fits` not, and is 0 when it is `wrapped`
+    of_two("*", Narrow(65536), Narrow(65536))      Narrow(4294967296): it does not fit, and wraps around to 0
     of_two("*", Wide(65536), Narrow(65536))        Wide(4294967296)
 
 Of a block the number is that of its first element.
@@ -25,7 +25,7 @@ SAME = frozenset(
     }
 )
 """Functions that give their first argument, or a block with its first element."""
-OPTIONS = frozenset({"propagate_nan", "_semantic", "can_reorder", "sanitize_overflow"})
+OPTIONS = frozenset({"propagate_nan", "can_reorder", "sanitize_overflow"})
 """Arguments by name that are no numbers to compute with."""
 
 

@@ -36,13 +36,12 @@ LAUNCHES = -4
 """The place of the launches of a kernel; -1, -2 and -3 are those of the axes of their grids."""
 WRAPS, BROKEN = -5, -6
 """Those of a line that makes a whole number which 32 bits do not hold, and of one whose promise numbers break."""
-ENOUGH_PROGRAMS = 2
-"""How many programs, and launches, are told apart at least; of turns as many as are followed (`MOST`)."""
-
-
 SPLITS = -16
 """That of the first quotient or remainder of a function, as by which one axis of a grid has tiles of several sizes; of
 further ones one less each."""
+ENOUGH_PROGRAMS = 2
+"""How many programs, launches, and values of a quotient are told apart at least; of turns as many as are followed
+(`MOST`)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,9 +103,9 @@ def _of(text: str) -> Iterator[tuple[str, int, int, int, int]]:
         if number >= _LAUNCHES_APART:
             continue
         function, text = kernels.functions[str(step.kernel)], _digest(program.kernels[step.kernel].source)
-        turns_of, wrong = _fewest(kernels, step)
+        counted, wrong = _fewest(kernels, step)
         yield from ((text, what, 0, line, 1) for what, line in wrong)
-        for place, turns in turns_of.items():
+        for place, turns in counted.items():
             if isinstance(place, Split):
                 yield f"{text}{place.path}", SPLITS - place.number, number, place.line, turns
             elif isinstance(place, Place):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from assay.kernels.inside.record.reads import NotRecordableError, plain_dict
+from assay.kernels.inside.tensors import bases_of
 
 _NAMES = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 """What copies and pickles of an object run."""
@@ -22,7 +23,6 @@ _WHOLE = (type, ModuleType, FunctionType, MethodType, torch.Tensor)
 """Objects that are copied as a whole, or looked at elsewhere."""
 _MOST = 1 << 17
 """Objects that are looked at."""
-_bases_of = type.__dict__["__mro__"].__get__
 _copied: list[dict[Any, Any]] = [{} for _ in _COPIED_BY]
 """The same as it was before a submission was imported."""
 _known: set[int] = set()
@@ -81,7 +81,7 @@ _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 
 def _check_object(kind: type, what: str) -> None:
     check_class(kind, what)
-    for each in _bases_of(kind):
+    for each in bases_of(kind):
         own = vars(each)
         if name := next((name for name in _NAMES if name in own and id(own[name]) not in _methods), ""):
             raise NotRecordableError(

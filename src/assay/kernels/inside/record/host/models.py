@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from assay.kernels.inside.pretend_cuda import DEVICE
 from assay.kernels.inside.record.host import copies
 from assay.kernels.inside.record.reads import NotRecordableError, plain_dict
-from assay.kernels.inside.tensors import hidden, hidden_by_class
+from assay.kernels.inside.tensors import bases_of, hidden, hidden_by_class
 from assay.types import Json
 
 Module = torch.nn.Module
@@ -54,7 +54,6 @@ _MARK = "assay"
 _METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type)
 _layers: dict[type, dict[str, Any]] = {}
 """PyTorch's modules and what they are made of, and what each says of `TELLING`, before a submission is imported."""
-_bases_of = type.__dict__["__mro__"].__get__
 
 
 def hold() -> None:
@@ -138,7 +137,7 @@ def _notes_of(parameter: torch.Tensor) -> dict[str, bool]:
 
 def _check_methods(part: Any, own: Mapping[str, Any], kind: str) -> None:
     """Raises NotRecordableError for a module that says itself what PyTorch should say of it."""
-    changed = [own.keys(), *map(_changed, _bases_of(type(part)))]
+    changed = [own.keys(), *map(_changed, bases_of(type(part)))]
     if name := next((name for name in TELLING for names in changed if name in names), ""):
         raise NotRecordableError(
             f"{kind} has a {name} of its own, by which its caller calls it, moves it, or reads or sets its weights: "
@@ -160,7 +159,7 @@ def _check_parts(part: Any, own: Mapping[str, Any], kind: str) -> None:
                 f"{name} of {kind} is a {type(own[name]).__name__:.80}, through which its caller reads or sets its "
                 "weights: leave it as torch.nn.Module makes it"
             )
-    spaces = (own, *map(vars, _bases_of(type(part))))
+    spaces = (own, *map(vars, bases_of(type(part))))
     names = [name for container in _PARTS for name in own.get(container) or {}]
     if any(type(name) is not str or not name or "." in name for name in names) or len(set(names)) < len(names):
         raise NotRecordableError(
@@ -183,7 +182,7 @@ def _check_parts(part: Any, own: Mapping[str, Any], kind: str) -> None:
 
 
 def _is_of_class(part: Any, name: str) -> bool:
-    return any(name in vars(kind) for kind in _bases_of(type(part)))
+    return any(name in vars(kind) for kind in bases_of(type(part)))
 
 
 def _plain(tensor: Any, name: str) -> Any:
@@ -218,10 +217,10 @@ def _check_tensor(tensor: Any, where: str) -> None:
     if tensor is None:
         return
     kind = type(tensor)
-    if torch.Tensor not in _bases_of(kind) or type(kind) not in _METACLASSES:
+    if torch.Tensor not in bases_of(kind) or type(kind) not in _METACLASSES:
         raise NotRecordableError(f"a {kind.__name__:.80} {where} is no tensor of PyTorch's")
     copies.check_class(kind, f"a {kind.__name__:.80} {where}")
-    if UninitializedTensorMixin in _bases_of(kind):
+    if UninitializedTensorMixin in bases_of(kind):
         raise NotRecordableError(
             f"a {kind.__name__:.80} {where} has no shape before the first call (a lazy module): give it the reference's"
         )
@@ -271,7 +270,7 @@ def named_buffers(model: Any) -> list[tuple[str, torch.Tensor]]:
 
 def is_module(thing: Any) -> bool:
     """Whether it is a module of PyTorch, whatever it says of its class."""
-    return any(kind is Module for kind in _bases_of(type(thing)))
+    return any(kind is Module for kind in bases_of(type(thing)))
 
 
 def _parts(model: Any) -> Iterator[Any]:
