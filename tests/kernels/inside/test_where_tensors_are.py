@@ -16,6 +16,8 @@ DEVICES = {
         "Pointer argument (at 2",
     ),
     "made with one": ("return snake(x, self.frequency, torch.empty(x.shape, device=x.device))", "ok", ""),
+    "by its number": ("return snake(x, self.frequency, torch.empty(x.shape, device=torch.device(0)))", "ok", ""),
+    "another GPU by its number": ("torch.empty(4, device=torch.device(1))", "crash", "invalid device"),
     "made on the host": ("return snake(x, self.frequency, torch.empty(x.shape, device='cpu'))", "crash", "cpu tensor"),
     "moved": ("return snake(x, self.frequency, torch.zeros(x.shape).to(x.device))", "ok", ""),
     "moved as another tensor": ("return snake(x, self.frequency, torch.zeros(x.shape, dtype=int).to(x))", "ok", ""),

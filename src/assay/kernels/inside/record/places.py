@@ -202,6 +202,12 @@ class Places:
                     yield known[1]
 
 
+def named_device(*named: Any, **given: Any) -> torch.device:
+    """`torch.device`, of which a number alone names a GPU."""
+    alone = len(named) == 1 and not given and type(named[0]) is int
+    return torch.device("cuda", *named) if alone else torch.device(*named, **given)
+
+
 def device_named(device: Any) -> torch.device | None:
     """A device that host code names, as `cuda:0`, the host or nowhere; None for none.
 
