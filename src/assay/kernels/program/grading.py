@@ -18,6 +18,7 @@ from assay.kernels.numerics.families import FAMILIES
 from assay.kernels.numerics.secret_inputs import InputSet
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.other_sizes import any_smaller
+from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch, Program
 from assay.kernels.program.jobs import NO_KERNEL, RECORD, REPLAY
 from assay.kernels.program.judging.compiled import as_compiled, without_narrow
@@ -46,7 +47,7 @@ TF32_HINT = (
     "makes none"
 )
 OTHER_TRIALS = len(FAMILIES)
-"""Ordinary calls at the other size, and where loops turn more often."""
+"""Ordinary calls at the other size."""
 OTHER_SLACK = 2.0
 """Times the share of arithmetic that PyTorch may do at the other size, which may be the smaller one."""
 OTHER_PROGRAMS = 4
@@ -99,7 +100,7 @@ class Grading:
             attempt = part
         trials = size.draw.trials(self.config.num_correct_trials)
         verdict = await self._replay(attempt, size, evidence, trials, 1, self._on_gpu)
-        graded = [attempt.text]
+        graded = [(attempt.text, size.scaled)]
         if verdict.ok:
             verdict, *other = await self._at_another_size(verdict, code, size, sizes, whole, compiled)
             graded += other
@@ -182,7 +183,7 @@ class Grading:
         sizes: OtherSizes,
         first: Attempt,
         compiled: CompileReport | None,
-    ) -> tuple[Verdict, str] | tuple[Verdict]:
+    ) -> tuple[Verdict, tuple[str, ScaledProblem]] | tuple[Verdict]:
         """The verdict once the submission was graded at another size too, where there is one, and its program there."""
         size = await sizes.other()
         if size is None:
@@ -197,7 +198,7 @@ class Grading:
             where = f"right at the first size, but not at another one ({size.scaled.scaling})"
             return (at_another_size(again, verdict, where),)
         told = {"sizes": 2, "other_scaling": size.scaled.scaling.to_json()}
-        return with_calls(verdict, again, told), text
+        return with_calls(verdict, again, told), (text, size.scaled)
 
     async def _at(
         self, size: Size, code: str, graded: Size, first: Attempt, compiled: CompileReport | None
@@ -223,7 +224,13 @@ class Grading:
         return again, attempt.text
 
     async def _at_published_size(
-        self, verdict: Verdict, code: str, size: Size, sizes: OtherSizes, first: Program, graded: Sequence[str]
+        self,
+        verdict: Verdict,
+        code: str,
+        size: Size,
+        sizes: OtherSizes,
+        first: Program,
+        graded: Sequence[tuple[str, ScaledProblem]],
     ) -> Verdict:
         """The verdict once the submission was recorded at the published size too, where the problem was made smaller.
         Nothing is replayed there; where loops turn more often than in the programs graded so far, the submission is
@@ -249,7 +256,7 @@ class Grading:
         # Larger sizes take longer, and on a clock of their own no time of what comes after them.
         own = replace(self, clocked=OneClock(self.sandbox, self.config.wall_s))
         deeper = own._deeper(code, shapes)
-        return await where_loops_turn(verdict, size, sizes, [found.text, *graded], deeper)
+        return await where_loops_turn(verdict, size.scaled, sizes, found.text, graded, deeper)
 
     def _deeper(self, code: str, published: Shapes) -> Deeper:
         async def recorded(there: Shapes) -> Attempt | Outcome:
@@ -259,14 +266,12 @@ class Grading:
         async def turns(texts: Sequence[str]) -> list[Turns]:
             return turns_in(await self._of_candidate.run(turns_job(texts, self._limits())), len(texts))
 
-        async def graded(there: Size) -> Verdict:
+        async def graded(there: Size, trials: int) -> Verdict:
             attempt = await self._record(code, there.draw, OTHER_SLACK)
             if isinstance(attempt, Outcome):
                 return verdict_of(attempt, {})
             # Bounds add up what hardly ever comes together, and more of it here than where they were held.
-            return await self._replay(
-                attempt, there, {}, OTHER_TRIALS, STRETCHED_PROGRAMS, self._on_gpu, stretched=True
-            )
+            return await self._replay(attempt, there, {}, trials, STRETCHED_PROGRAMS, self._on_gpu, stretched=True)
 
         return Deeper(recorded, turns, graded)
 

@@ -1,10 +1,10 @@
 """Sizes at which loops turn as often, and launches have as many programs, as at the published one, as far as that is
 told apart.
 
-    verdict = await where_loops_turn(verdict, size, sizes, [published.text, first.text, other.text], deeper)
+    verdict = await where_loops_turn(verdict, first, sizes, published.text, [(program.text, first), ...], deeper)
 
 As few sizes of a problem as possible are larger: the others stay as small as they are. What cannot be graded so is
-told.
+told. Then each is as large as published, alone (`long`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 
 from assay.kernels.language.flow.turns import UNKNOWN
+from assay.kernels.numerics.families import FAMILIES
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.other_sizes import stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
+from assay.kernels.program.sizes.long import long_sizes
 from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, WRAPS, Loop, Turns, few_of, goal_of, lacking, only_there
 from assay.kernels.program.verdict import at_another_size, verdict_of, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
@@ -34,6 +36,10 @@ _WRAPS = (
 _BROKEN = (
     "at the published size what this line promises the compiler is not so, and a GPU may do anything. Leave that out"
 )
+_FEW_TURNS = "right where loops turn once or launches have one program, but not where they do more"
+_SMALL = "right at small sizes, but not where one is as large as published"
+LONG_TRIALS = 2
+"""Families of inputs where one size is as large as published: the given one, and another."""
 MOST_SIZES, MOST_STEPS = 3, 4
 """Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
 can."""
@@ -55,22 +61,31 @@ class Deeper:
     record: Callable[[Shapes], Awaitable[Attempt | Outcome]]
     turns: Callable[[Sequence[str]], Awaitable[list[Turns]]]
     """How often loops turn in programs."""
-    grade: Callable[[Size], Awaitable[Verdict]]
+    grade: Callable[[Size, int], Awaitable[Verdict]]
+    """The verdict at a size, on so many families of inputs."""
 
 
 async def where_loops_turn(
-    verdict: Verdict, size: Size, sizes: OtherSizes, texts: Sequence[str], deeper: Deeper
+    verdict: Verdict,
+    first: ScaledProblem,
+    sizes: OtherSizes,
+    published: str,
+    graded_so_far: Sequence[tuple[str, ScaledProblem]],
+    deeper: Deeper,
 ) -> Verdict:
-    """The verdict once a submission was graded where its loops turn as often as at the published size.
+    """The verdict once a submission was graded where its loops turn as often as at the published size, and where each
+    size is as large as there.
 
     Args:
         verdict: So far, `ok`.
-        size: The one graded first.
+        first: The size graded first.
         sizes: Others.
-        texts: The program at the published size, and those at the sizes graded so far.
+        published: The program at the published size.
+        graded_so_far: The program and the size, of the first size and of what was graded since.
         deeper: What is done at a size.
     """
-    wanted, *graded = await deeper.turns(texts)
+    known = [scaled for _, scaled in graded_so_far]
+    wanted, *graded = await deeper.turns([published, *(text for text, _ in graded_so_far)])
     if not all((wanted, *graded)):  # of each program some launches are told, so this is of none
         return with_findings(verdict, [Finding("turns", _NOT_TOLD, refused=False)])
 
@@ -84,18 +99,29 @@ async def where_loops_turn(
         attempt = None if shapes is None else await deeper.record(shapes)
         return (await deeper.turns([attempt.text]))[0] if isinstance(attempt, Attempt) else {}
 
-    async for scaled, turns in _sizes(size.scaled, wanted, graded, turns_at, sizes.fits):
+    async def graded_at(scaled: ScaledProblem, trials: int, where: str) -> Verdict | None:
+        """The verdict so far with that at a size; None where it says nothing there."""
         other = await sizes.stretched(scaled)
-        again = await deeper.grade(other) if other is not None else None
+        again = await deeper.grade(other, trials) if other is not None else None
         if again is None or again.kind in _SAYS_NOTHING:
+            return None
+        if not again.ok:
+            return at_another_size(again, verdict, f"{where} ({scaled.scaling})")
+        told = [*verdict.evidence.get("stretched", []), scaled.scaling.to_json()]
+        return with_calls(verdict, again, {"stretched": told})
+
+    async for scaled, turns in _sizes(first, wanted, graded, turns_at, sizes.fits):
+        if (again := await graded_at(scaled, len(FAMILIES), _FEW_TURNS)) is None:
             continue
         if not again.ok:
-            where = "right where loops turn once or launches have one program, but not where they do more"
-            where = f"{where} ({scaled.scaling})"
-            return at_another_size(again, verdict, where)
-        told = [*verdict.evidence.get("stretched", []), scaled.scaling.to_json()]
-        verdict = with_calls(verdict, again, {"stretched": told})
+            return again
+        verdict = again
         graded.append(turns)
+        known.append(scaled)
+    async for scaled in long_sizes(first, known, turns_at, sizes.fits):
+        verdict = await graded_at(scaled, LONG_TRIALS, _SMALL) or verdict
+        if not verdict.ok:
+            return verdict
     findings = [_few(loop, seen, wanted[loop]) for loop, seen in sorted(lacking(wanted, graded).items())]
     unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
     findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]

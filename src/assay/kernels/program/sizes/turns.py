@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,6 +159,20 @@ def only_there(wanted: Turns, graded: Sequence[Turns]) -> list[Loop]:
     """The lines whose numbers are wrong at the published size, and at none that was graded."""
     there = [loop for loop in wanted if loop.place in (WRAPS, BROKEN)]
     return sorted(loop for loop in there if not any(loop in turns for turns in graded))
+
+
+def program_turns(turns: Turns) -> int:
+    """How often loops turn in all programs of a call together, about: loops of a launch that turn alike often are taken
+    to follow each other, and others to be in one another."""
+    programs: Counter[tuple[str, int]] = Counter()
+    looping: dict[tuple[str, int], set[int]] = {}
+    for loop, often in turns.items():
+        launch = loop.text[:_DIGITS], loop.launch
+        if loop.place >= 0:
+            looping.setdefault(launch, set()).add(max(often, 1))
+        elif loop.place > LAUNCHES:
+            programs[launch] = max(programs[launch], 1) * max(often, 1)
+    return sum(count * math.prod(looping.get(launch, ())) for launch, count in programs.items())
 
 
 def goal_of(wanted: Turns, first: Turns, programs: int = ENOUGH_PROGRAMS) -> dict[Loop, int]:
