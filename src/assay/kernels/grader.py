@@ -50,7 +50,7 @@ _OF_PROBLEMS = ("weights", "noise")
 MODULE: Form = "module"
 PROGRAM: Form = "program"
 
-VERSION = f"41.{TEXT_VERSION}"
+VERSION = f"42.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
 
@@ -233,6 +233,7 @@ class Grader:
                     shapes=self._preparations.shapes_at,
                     fits=self._preparations.fits,
                     stretched=self._preparations.stretched_size,
+                    long=partial(self._preparations.long_size, prepared),
                 )
                 verdict, attempt = await self._grading.grade(code, size, sizes)
                 source, form = attempt.text if attempt is not None else "", PROGRAM

@@ -31,7 +31,7 @@ from assay.kernels.problems.other_sizes import MOST_GROWN, grown, other_sizes
 from assay.kernels.problems.scaling import ScaledProblem, keeps_sizes, task_key, unscaled
 from assay.kernels.problems.sources import Problem, find_fault
 from assay.kernels.program.operations import reference_arithmetic
-from assay.kernels.program.sizes.given import Size
+from assay.kernels.program.sizes.given import LONG_TRIALS, Size
 
 MAX_GROWTH, MAX_GROWTH_APART, MAX_GROWTH_OF_MUCH = 8, 32, 3
 """Times the work of the size graded first that another one may be: more where it tells apart what is equal there, and
@@ -164,6 +164,18 @@ class Preparations:
         """
         return await (await shared(self.task(f"stretched: {scaled.hash}", partial(self._make_ready, scaled)))).size()
 
+    async def long_size(self, first: Prepared, scaled: ScaledProblem) -> Size | None:
+        """A size of a problem of which one integer alone is as large as published, with a draw of few families; None
+        where its reference does not run.
+
+        Args:
+            first: The problem at the size graded first, which is worth a reward.
+
+        Raises:
+            Closed, ReferenceModelError: as above.
+        """
+        return await (await shared(self.task(f"long: {scaled.hash}", partial(self._make_long, first, scaled)))).size()
+
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
         """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, whose
         tensors have other shapes, and that is not much more work than the one graded first; else the last that runs,
@@ -241,6 +253,20 @@ class Preparations:
             if kind_of(name) == "product"
         }
         return max(reference_arithmetic({**found.work, **blocks}), found.elements) <= MAX_STRETCHED
+
+    async def _make_long(self, first: Prepared, scaled: ScaledProblem) -> Prepared:
+        assert first.bank is not None, "what is graded has a bank"
+        bank = InputBank(
+            scaled,
+            self._reference,
+            self._config.precision,
+            draws=1,
+            uses=self._config.uses_per_draw,
+            seed=self._seed,
+            screening=first.bank.screening,
+            families=LONG_TRIALS,
+        )
+        return Prepared(scaled, bank)
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:
         config, screening = self._config, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -16,8 +16,9 @@ from assay.kernels.problems.other_sizes import stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import grading
+from assay.kernels.program.sizes.long import long_sizes
 from assay.kernels.program.sizes.stretching import powers_for
-from assay.kernels.program.sizes.turns import LAUNCHES, Loop, goal_of, lacking, turns_in
+from assay.kernels.program.sizes.turns import LAUNCHES, Loop, goal_of, lacking, program_turns, turns_in
 from assay.sandbox import JobResult
 from support.kernel_graders import Bench
 from support.sandboxes import needs_walls
@@ -82,8 +83,9 @@ def test_what_a_loop_does_from_its_second_turn_on_is_graded(bench: Bench, code: 
     verdict = bench.grade(problem(), code, QUICK)
     assert verdict.kind == kind, verdict
     if kind == "ok":
-        (found,) = verdict.evidence["stretched"]
-        assert [change[3] for change in found["changes"]] == [4, 1024] and "findings" not in verdict.evidence
+        found = [{name: new for name, _, _, new in each["changes"]} for each in verdict.evidence["stretched"]]
+        more = [{"batch_size": 2}, {"classes": 32}]
+        assert found == [{"batch_size": 4, "classes": 1024}, *more] and "findings" not in verdict.evidence
     else:
         assert "but not where they do more (batch_size 64 -> 4, classes 8192 -> 1024)" in verdict.message
 
@@ -92,7 +94,8 @@ def test_what_a_loop_does_from_its_second_turn_on_is_graded(bench: Bench, code: 
 def test_turns_that_are_too_much_work_are_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "MAX_STRETCHED", 1 << 9)
     verdict = bench.grade(problem(2048), KERNEL, QUICK)
-    assert verdict.ok and "stretched" not in verdict.evidence, verdict
+    assert verdict.ok, verdict
+    assert all(change[3] < 256 for each in verdict.evidence["stretched"] for change in each["changes"])
     (finding,) = verdict.evidence["findings"]
     assert (finding["rule"], finding["line"], finding["decided"]) == ("turns", 12, False)
     assert finding["message"].startswith("at the published size there are 8 turns of a loop, and at most 1 where")
@@ -182,6 +185,90 @@ def test_one_axis_may_have_tiles_along_several(bench: Bench, read: str, kind: st
     verdict = bench.grade(text, FLAT.format(read=read), QUICK)
     assert verdict.kind == kind, verdict
     assert ("stretched" in verdict.evidence) if kind == "ok" else ("but not where they do more" in verdict.message)
+
+
+LARGEST = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def largest(x, y, n, N: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, N)
+    v = tl.load(x + row * n + i, mask=i < n, other=float("-inf"))
+    bits = v.to(tl.int32, bitcast=True)
+    bits = (bits ^ ((bits >> 31) & 0x7FFFFFFF)){wide}
+    key = {key}
+    tl.store(y + row, (N - 1 - (tl.max(key, 0) & (N - 1))).to(tl.int64))
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
+        largest[(x.shape[0],)](x, y, x.shape[1], N=triton.next_power_of_2(x.shape[1]))
+        return y
+"""
+PACKED = LARGEST.format(wide="", key="(bits & (0 - N)) | (N - 1 - i)")
+WHOLE = LARGEST.format(wide=".to(tl.int64)", key="bits * N + (N - 1 - i)")
+
+
+@needs_walls
+@pytest.mark.parametrize(("code", "kind"), [(WHOLE, "ok"), (PACKED, "wrong")], ids=["whole", "packed"])
+def test_a_row_is_as_long_as_published(bench: Bench, code: str, kind: str) -> None:
+    """A key of 32 bits leaves a value the fewer bits the more places there are: no loop, and no program more."""
+    text = SUMS.format(classes=8192).replace("torch.logsumexp(x, 1)", "torch.argmax(x, 1)").replace("randn", "rand")
+    verdict = bench.grade(make_problem(1, 1, "Largest", text, "test"), code, QUICK)
+    assert verdict.kind == kind, verdict
+    if kind == "wrong":
+        assert "but not where one is as large as published (batch_size 64 -> 2)" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("programs", "often", "longest"),
+    [
+        (lambda size: 1, 1, 1 << 17),
+        (lambda size: size, 1, 512),
+        (lambda size: size, 4, 128),
+        (lambda size: size, 999, 0),
+    ],
+)
+def test_a_size_is_as_large_as_a_replay_has_time_for(programs: Callable[[int], int], often: int, longest: int) -> None:
+    first = scale(problem(1 << 17), 32)
+    axis, loops = Loop("text", -1, 0, 1), [Loop("text", place, 0, 1) for place in range(2)]
+
+    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        return {axis: programs(classes_of(scaled)), **dict.fromkeys(loops, often)}
+
+    async def fits(scaled: ScaledProblem) -> bool:
+        return True
+
+    async def sizes() -> list[int]:
+        return [classes_of(each) async for each in long_sizes(first, [first], turns_at, fits)]
+
+    found = [size for size in asyncio.run(sizes()) if size > 32]
+    assert found == [longest] * bool(longest)
+
+
+def test_a_size_that_was_graded_is_not_graded_again() -> None:
+    first = scale(problem(64), 32)
+    whole = stretched(first, {64: 1})
+
+    async def asked(scaled: ScaledProblem) -> Any:
+        raise AssertionError(f"nothing is asked of {scaled}")
+
+    async def none(*graded: ScaledProblem) -> list[ScaledProblem]:
+        return [each async for each in long_sizes(first, graded, asked, asked)]
+
+    assert asyncio.run(none(first, whole, stretched(first, {64: 5}))) == []
+
+
+def test_loops_that_turn_alike_follow_each_other() -> None:
+    loops = {Loop("text", place, 0, 1): often for place, often in ((0, 8), (1, 8), (2, 3))}
+    axes = {Loop("text", -1, 0, 1): 5, Loop("text", -2, 0, 1): 2, Loop("text", LAUNCHES, 0, 1): 7}
+    assert program_turns({**axes, **loops}) == 5 * 2 * 8 * 3
+    assert program_turns({**axes, Loop("text", -1, 1, 1): 4}) == 10 + 4, "launches add up"
 
 
 def test_an_axis_and_launches_want_two_and_loops_three() -> None:

@@ -97,6 +97,7 @@ class InputBank:
         seed: int | None = None,
         screening: Screening | None = None,
         updates: bool = False,
+        families: int = len(FAMILIES),
     ) -> None:
         """Nothing is drawn before the first `take`.
 
@@ -109,9 +110,10 @@ class InputBank:
             seed: Makes the bank deterministic. Never for training: who knows it knows the inputs.
             screening: What is known of the problem already; None to screen it with the first draw.
             updates: Whether each draw has a case in which all weights have other values than at the start.
+            families: How many families each draw has: the given one, and others at random.
         """
         self.scaled, self.precision = scaled, precision
-        self.screening, self._updates = screening, updates
+        self.screening, self._updates, self._families = screening, updates, families
         self._process, self._draws, self._uses = process, draws, uses
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._kept: list[tuple[InputSet, int]] = []
@@ -183,7 +185,14 @@ class InputBank:
         input_seed, weight_seed = self._random.getrandbits(_SEED_BITS), self._random.getrandbits(31)
         run, owner = self._process.evaluate, self.scaled.problem.hash
         code, precision = self.scaled.code, self.precision
-        result = run(code, input_seed=input_seed, weight_seed=weight_seed, precision=precision, owner=owner)
+        result = run(
+            code,
+            input_seed=input_seed,
+            weight_seed=weight_seed,
+            precision=precision,
+            families=(FAMILIES[0], *self._random.sample(FAMILIES[1:], self._families - 1)),
+            owner=owner,
+        )
         init = result.init_inputs if isinstance(result.init_inputs, tuple) else (result.init_inputs,)
         names = tuple(name for name, _ in result.weights)
         moved, moved_weights = self._perturbed(input_seed, weight_seed, "all", result.needed, result.needed)

@@ -20,7 +20,7 @@ from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.other_sizes import any_smaller
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.form import Launch, Program
-from assay.kernels.program.jobs import NO_KERNEL, RECORD, REPLAY
+from assay.kernels.program.jobs import NO_KERNEL, RECORD, REPLAY, Replay
 from assay.kernels.program.judging.compiled import as_compiled, without_narrow
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.limits import ON_DEVICE, UNALLOCATED
@@ -31,7 +31,7 @@ from assay.kernels.program.own_text import own_text
 from assay.kernels.program.planning import plan
 from assay.kernels.program.published import at_published_size
 from assay.kernels.program.reading import Refusal, read
-from assay.kernels.program.sizes.given import OtherSizes, Size
+from assay.kernels.program.sizes.given import LONG_TRIALS, OtherSizes, Size
 from assay.kernels.program.sizes.stretching import Deeper, where_loops_turn
 from assay.kernels.program.sizes.turns import Turns, turns_in, turns_job
 from assay.kernels.program.trial import record, replay
@@ -47,7 +47,7 @@ TF32_HINT = (
     "makes none"
 )
 OTHER_TRIALS = len(FAMILIES)
-"""Ordinary calls at the other size."""
+"""Ordinary calls at the other size, and where loops turn more often."""
 OTHER_SLACK = 2.0
 """Times the share of arithmetic that PyTorch may do at the other size, which may be the smaller one."""
 OTHER_PROGRAMS = 4
@@ -147,17 +147,15 @@ class Grading:
         trials: int,
         times: int,
         on_gpu: bool,
-        stretched: bool = False,
+        kept: Callable[[Sequence[Replay]], list[Replay]] = list,
     ) -> Verdict:
         """The verdict on a replay. A kernel that changes nothing is left out once more: on some inputs one that matters
-        may change nothing (a mean before `relu`). `stretched`: none is left out, and last bits may matter."""
+        may change nothing (a mean before `relu`). `kept`: which of the calls are made, and how."""
         config = self.config
         await self.warmed(DEVICE_REPLAY if on_gpu else REPLAY)
 
         async def once() -> Verdict:
-            calls = plan(attempt.program, size.draw, trials, self.random, size.constant_families)
-            if stretched:  # that each kernel matters was seen at the first size
-                calls = [replace(call, bounded=False) for call in calls if call.skip == NO_KERNEL]
+            calls = kept(plan(attempt.program, size.draw, trials, self.random, size.constant_families))
             if on_gpu:
                 outcome = await replay_on_device(self.sandbox, attempt, size.draw, calls, config)
             else:
@@ -266,12 +264,12 @@ class Grading:
         async def turns(texts: Sequence[str]) -> list[Turns]:
             return turns_in(await self._of_candidate.run(turns_job(texts, self._limits())), len(texts))
 
-        async def graded(there: Size, trials: int) -> Verdict:
+        async def graded(there: Size, long: bool) -> Verdict:
             attempt = await self._record(code, there.draw, OTHER_SLACK)
             if isinstance(attempt, Outcome):
                 return verdict_of(attempt, {})
-            # Bounds add up what hardly ever comes together, and more of it here than where they were held.
-            return await self._replay(attempt, there, {}, trials, STRETCHED_PROGRAMS, self._on_gpu, stretched=True)
+            trials, kept = (LONG_TRIALS, _one_of_each_case) if long else (OTHER_TRIALS, _whole)
+            return await self._replay(attempt, there, {}, trials, STRETCHED_PROGRAMS, self._on_gpu, kept)
 
         return Deeper(recorded, turns, graded)
 
@@ -362,6 +360,17 @@ def _with(verdict: Verdict, compiled: CompileReport) -> dict[str, Json]:
     if compiled.message:
         said["message"] = compiled.message
     return {**verdict.evidence, "compiler": said}
+
+
+def _whole(calls: Sequence[Replay]) -> list[Replay]:
+    """The calls without a kernel left out: that each matters was seen at the first size. They have no bounds, which add
+    up what hardly ever comes together, and more of it here than where they were held."""
+    return [replace(call, bounded=False) for call in calls if call.skip == NO_KERNEL]
+
+
+def _one_of_each_case(calls: Sequence[Replay]) -> list[Replay]:
+    """One such call on each of the inputs, under the weights of the start."""
+    return list({id(call.case): call for call in reversed(_whole(calls)) if not call.weights}.values())[::-1]
 
 
 def of_compiler(report: CompileReport, evidence: dict[str, Json]) -> Verdict | None:

@@ -12,6 +12,9 @@ from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.operations import reference_arithmetic
 
+LONG_TRIALS = 2
+"""Calls where one size is as large as published: on the given inputs, and on those of another family."""
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -53,3 +56,6 @@ class OtherSizes:
     """Whether a size is as little work as a replay has time for."""
     stretched: Callable[[ScaledProblem], Awaitable[Size | None]]
     """Gives such a size, with a draw; None where the reference does not run or the problem is not worth a reward."""
+    long: Callable[[ScaledProblem], Awaitable[Size | None]]
+    """Gives a size of which one integer alone is as large as published, with a draw of `LONG_TRIALS` families; None
+    where the reference does not run."""

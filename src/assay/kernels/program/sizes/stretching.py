@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 
 from assay.kernels.language.flow.turns import UNKNOWN
-from assay.kernels.numerics.families import FAMILIES
 from assay.kernels.numerics.shapes import Shapes
 from assay.kernels.problems.other_sizes import stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem
@@ -38,8 +37,6 @@ _BROKEN = (
 )
 _FEW_TURNS = "right where loops turn once or launches have one program, but not where they do more"
 _SMALL = "right at small sizes, but not where one is as large as published"
-LONG_TRIALS = 2
-"""Families of inputs where one size is as large as published: the given one, and another."""
 MOST_SIZES, MOST_STEPS = 3, 4
 """Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
 can."""
@@ -61,8 +58,8 @@ class Deeper:
     record: Callable[[Shapes], Awaitable[Attempt | Outcome]]
     turns: Callable[[Sequence[str]], Awaitable[list[Turns]]]
     """How often loops turn in programs."""
-    grade: Callable[[Size, int], Awaitable[Verdict]]
-    """The verdict at a size, on so many families of inputs."""
+    grade: Callable[[Size, bool], Awaitable[Verdict]]
+    """The verdict at a size: in few calls, where one size is as large as published."""
 
 
 async def where_loops_turn(
@@ -99,10 +96,10 @@ async def where_loops_turn(
         attempt = None if shapes is None else await deeper.record(shapes)
         return (await deeper.turns([attempt.text]))[0] if isinstance(attempt, Attempt) else {}
 
-    async def graded_at(scaled: ScaledProblem, trials: int, where: str) -> Verdict | None:
+    async def graded_at(scaled: ScaledProblem, where: str, *, long: bool = False) -> Verdict | None:
         """The verdict so far with that at a size; None where it says nothing there."""
-        other = await sizes.stretched(scaled)
-        again = await deeper.grade(other, trials) if other is not None else None
+        other = await (sizes.long if long else sizes.stretched)(scaled)
+        again = await deeper.grade(other, long) if other is not None else None
         if again is None or again.kind in _SAYS_NOTHING:
             return None
         if not again.ok:
@@ -111,7 +108,7 @@ async def where_loops_turn(
         return with_calls(verdict, again, {"stretched": told})
 
     async for scaled, turns in _sizes(first, wanted, graded, turns_at, sizes.fits):
-        if (again := await graded_at(scaled, len(FAMILIES), _FEW_TURNS)) is None:
+        if (again := await graded_at(scaled, _FEW_TURNS)) is None:
             continue
         if not again.ok:
             return again
@@ -119,7 +116,7 @@ async def where_loops_turn(
         graded.append(turns)
         known.append(scaled)
     async for scaled in long_sizes(first, known, turns_at, sizes.fits):
-        verdict = await graded_at(scaled, LONG_TRIALS, _SMALL) or verdict
+        verdict = await graded_at(scaled, _SMALL, long=True) or verdict
         if not verdict.ok:
             return verdict
     findings = [_few(loop, seen, wanted[loop]) for loop, seen in sorted(lacking(wanted, graded).items())]
