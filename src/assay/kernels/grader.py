@@ -50,6 +50,8 @@ _OF_PROBLEMS = ("weights", "noise")
 MODULE: Form = "module"
 PROGRAM: Form = "program"
 
+MOST_AGAIN = 2
+"""Further draws on which a submission is graded that hangs on last bits in one."""
 VERSION = f"42.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
@@ -152,8 +154,9 @@ class Grader:
             if size is None:
                 return Verdict("unsupported", "problem", prepared.why_not, problem=prepared.scaled.hash)
             verdict = await self._try(prepared, size, code)
-            if verdict.evidence.get(UNDECIDED):
-                verdict = await self._try_again(prepared, size, verdict, code)
+            for _ in range(MOST_AGAIN):
+                if verdict.evidence.get(UNDECIDED):
+                    verdict = await self._try_again(prepared, size, verdict, code)
         except Closed:
             return _closed(problem)
         except ReferenceModelError as error:
