@@ -51,7 +51,8 @@ MODULE: Form = "module"
 PROGRAM: Form = "program"
 
 MOST_AGAIN = 2
-"""Further draws on which a submission is graded that hangs on last bits in one."""
+"""Further draws on which a submission is graded that hangs on last bits. Two experts that score alike within last bits
+come by chance in any draw; a kernel that hangs on last bits does so in each."""
 VERSION = f"42.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
@@ -155,8 +156,11 @@ class Grader:
                 return Verdict("unsupported", "problem", prepared.why_not, problem=prepared.scaled.hash)
             verdict = await self._try(prepared, size, code)
             for _ in range(MOST_AGAIN):
-                if verdict.evidence.get(UNDECIDED):
-                    verdict = await self._try_again(prepared, size, verdict, code)
+                other = await prepared.size(but=size.draw) if verdict.evidence.get(UNDECIDED) else None
+                if other is None:
+                    break
+                size, again = other, await self._try(prepared, other, code)
+                verdict = replace(again, cpu_s=verdict.cpu_s + again.cpu_s)
         except Closed:
             return _closed(problem)
         except ReferenceModelError as error:
@@ -251,15 +255,6 @@ class Grader:
         except ReferenceModelError as error:
             said = f"right, but no inputs could be drawn to time it with: {error}"
             return replace(verdict, kind="infra_error", stage="timing", message=said)
-
-    async def _try_again(self, prepared: Prepared, before: Size, first: Verdict, code: str) -> Verdict:
-        """The verdict on another draw. Two experts that score alike within last bits come by chance in any draw; a
-        kernel that hangs on last bits does so in each."""
-        size = await prepared.size(but=before.draw)
-        if size is None:
-            return first
-        again = await self._try(prepared, size, code)
-        return replace(again, cpu_s=first.cpu_s + again.cpu_s)
 
     async def _cuda_run(self, size: Size, code: str) -> Verdict:
         """The verdict on CUDA sources where there is a GPU."""

@@ -171,7 +171,7 @@ def test_what_a_gpu_has_no_products_for_is_interpreted(
     found = Grading(GraderConfig(device="cuda"), bench.sandbox, random.Random(5), at_once)
     problem = next(found for found in load_problems("shipped", (1,)) if found.key == SNAKE)
     size = Size(unscaled(problem), draw)
-    sizes = OtherSizes(lambda: answer(size), *[lambda *_: answer(None)] * 5)
+    sizes = OtherSizes(lambda: answer(size), *[lambda *_: answer(None)] * 6)
     verdict, _ = bench.wait(found.grade(code, size, sizes))
     assert verdict.kind == kind and REPLAY in seen, verdict
 

@@ -190,7 +190,7 @@ class InputBank:
             input_seed=input_seed,
             weight_seed=weight_seed,
             precision=precision,
-            families=(FAMILIES[0], *self._random.sample(FAMILIES[1:], self._families - 1)),
+            families=self._some_families(),
             owner=owner,
         )
         init = result.init_inputs if isinstance(result.init_inputs, tuple) else (result.init_inputs,)
@@ -228,6 +228,10 @@ class InputBank:
             only_moves(cases),
             moved_outputs(cases),
         )
+
+    def _some_families(self) -> tuple[Family, ...]:
+        others = self._random.sample(FAMILIES[1:], self._families - 1)
+        return tuple(family for family in FAMILIES if family == FAMILIES[0] or family in others)
 
     def _far(
         self, input_seed: int, weight_seed: int, names: Sequence[str], form: tuple[tuple[str, tuple[int, ...]], ...]

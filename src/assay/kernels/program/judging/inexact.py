@@ -13,8 +13,11 @@ MOST_INEXACT = {"float64": 128.0, "float32": 128.0, "float16": 16.0, "bfloat16":
 """How many times the tolerance an output may be off on a GPU, as far as error bounds tell, by the working precision.
 They add up what hardly ever comes together: of a norm or a steep function after a long sum they may be 60 tolerances,
 of most honest kernels they are one. Narrow precisions have tolerances of a few last bits, so that fewer say as much."""
-MOST_OF_LARGE = 256.0
-"""The same of inputs so large that exponentials make much of a last bit."""
+TIMES_OF_FAMILIES = {"large": 128.0, "sparse": 16.0}
+"""How many times as far it may be off on inputs so large that exponentials make much of a last bit: of the scores of
+attention between tokens that are projected first, say, which are thousands there. Inputs as given allow no more."""
+TIMES_UNDER_OTHER_WEIGHTS = 4.0
+"""The same once weights, which grow, have other values."""
 
 
 def inexact(answers: Answers, seen: Sequence[Measured], program: Program) -> str:
@@ -33,7 +36,8 @@ def inexact(answers: Answers, seen: Sequence[Measured], program: Program) -> str
 
 def _allowed(call: Replay, answers: Answers) -> list[float]:
     """How far each output may be off on a GPU, as a part of its size."""
-    most = MOST_OF_LARGE if call.case.family == "large" else MOST_INEXACT[answers.precision]
+    most = MOST_INEXACT[answers.precision] * TIMES_OF_FAMILIES.get(call.case.family, 1.0)
+    most *= TIMES_UNDER_OTHER_WEIGHTS if call.weights else 1.0
     sides = zip(call.case.exact, call.case.tolerances(answers.precision), strict=True)
     found = [most * tolerance.share_of(exact) for exact, tolerance in sides]
     left = {each.place: each for each in call.case.after}
