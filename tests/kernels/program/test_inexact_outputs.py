@@ -16,6 +16,9 @@ from assay.kernels.inside.replay import operators
 from assay.kernels.inside.replay.memory import Memory
 from assay.kernels.inside.replay.outputs import inexact
 from assay.kernels.inside.triton.error_bounds.memory import Bounds
+from assay.kernels.program.jobs import Replay
+from assay.kernels.program.judging.answers import Answers
+from assay.kernels.program.judging.inexact import allowed
 from support.kernel_graders import Bench
 from support.programs import N, launch, made, operation, window
 from support.trials import SNAKE, Trials, snaking
@@ -235,6 +238,19 @@ def with_more(more: str, lines: str = "", between: str = "work.flip(0).flip(0)")
         tl.store(y_ptr + i, x + s * s / a + {more}, mask=i < n)
     """,
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "moved", "times"),
+    [("given", False, 128), ("large", False, 128 * 128), ("sparse", False, 128 * 16), ("given", True, 128 * 4)],
+)
+def test_large_inputs_and_other_weights_allow_more(trials: Trials, family: str, moved: bool, times: float) -> None:
+    """Bounds of attention's scores, which are thousands there, are worst cases far from any error."""
+    draw = trials.draw(SNAKE)
+    (case,) = [case for case in draw.cases if case.family == family]
+    call = Replay(case, weights=draw.updated_weights if moved else {})
+    (share,) = [one.share_of(exact) for one, exact in zip(case.tolerances("float32"), case.exact, strict=True)]
+    assert allowed(call, Answers(draw, [call], "float32")) == [pytest.approx(times * share)]
 
 
 ENDS = {

@@ -25,16 +25,16 @@ def inexact(answers: Answers, seen: Sequence[Measured], program: Program) -> str
     for place, (call, account) in enumerate(zip(answers.calls, seen, strict=True)):
         if not account.inexact or not answers.counts(place, seen):
             continue
-        allowed = _allowed(call, answers)
+        limits = allowed(call, answers)
         if len(account.inexact) != len(answers.draw.outputs) + len(answers.draw.after):
             return "the replay did not say how far each output may be off"
-        for output, (found, most) in enumerate(zip(account.inexact, allowed, strict=False)):
+        for output, (found, most) in enumerate(zip(account.inexact, limits, strict=False)):
             if found > most:
                 return f"{call.circumstances(program)}, {_said(output, found, most, account.undecided)}"
     return ""
 
 
-def _allowed(call: Replay, answers: Answers) -> list[float]:
+def allowed(call: Replay, answers: Answers) -> list[float]:
     """How far each output may be off on a GPU, as a part of its size."""
     most = MOST_INEXACT[answers.precision] * TIMES_OF_FAMILIES.get(call.case.family, 1.0)
     most *= TIMES_UNDER_OTHER_WEIGHTS if call.weights else 1.0
