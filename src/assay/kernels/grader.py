@@ -155,11 +155,12 @@ class Grader:
             if size is None:
                 return Verdict("unsupported", "problem", prepared.why_not, problem=prepared.scaled.hash)
             verdict = await self._try(prepared, size, code)
-            for _ in range(MOST_AGAIN):
-                other = await prepared.size(but=size.draw) if verdict.evidence.get(UNDECIDED) else None
-                if other is None:
+            draws = [size.draw]
+            while verdict.evidence.get(UNDECIDED) and len(draws) <= MOST_AGAIN:
+                if (other := await prepared.size(but=draws)) is None:
                     break
-                size, again = other, await self._try(prepared, other, code)
+                draws.append(other.draw)
+                again = await self._try(prepared, other, code)
                 verdict = replace(again, cpu_s=verdict.cpu_s + again.cpu_s)
         except Closed:
             return _closed(problem)

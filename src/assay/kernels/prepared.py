@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -64,8 +64,8 @@ class Prepared:
     shapes: Shapes | None = None
     """What a submission is given at this size, where nothing is run."""
 
-    async def size(self, but: InputSet | None = None) -> Size | None:
-        """The problem with a draw of its inputs, another than `but`; None where it is not worth a reward.
+    async def size(self, but: Collection[InputSet] = ()) -> Size | None:
+        """The problem with a draw of its inputs, none of `but`; None where it is not worth a reward.
 
         Raises:
             ReferenceModelError: the reference does not run.
@@ -165,8 +165,8 @@ class Preparations:
         return await (await shared(self.task(f"stretched: {scaled.hash}", partial(self._make_ready, scaled)))).size()
 
     async def long_size(self, first: Prepared, scaled: ScaledProblem) -> Size | None:
-        """A size of a problem of which one integer alone is as large as published, with a draw of few families; None
-        where its reference does not run.
+        """A size of a problem of which one published size alone is large, with a draw of few families; None where its
+        reference does not run or gives nothing to compare.
 
         Args:
             first: The problem at the size graded first, which is worth a reward.
@@ -174,7 +174,13 @@ class Preparations:
         Raises:
             Closed, ReferenceModelError: as above.
         """
-        return await (await shared(self.task(f"long: {scaled.hash}", partial(self._make_long, first, scaled)))).size()
+        made = await shared(self.task(f"long: {scaled.hash}", partial(self._make_long, first, scaled)))
+        try:
+            return await made.size()
+        except ReferenceModelError as error:
+            if error.kind == "crash":
+                raise
+            return None  # of a later draw: the submission was right where the problem is worth a reward
 
     async def other_size(self, prepared: Prepared, first: Size) -> Size | None:
         """Another size of a problem, with a draw: the first at which its reference runs, that is worth a reward, whose
@@ -242,8 +248,9 @@ class Preparations:
         shapes = await self.shapes_at(scaled)
         return 0 if shapes is None else max(reference_arithmetic(shapes.work), shapes.elements)
 
-    async def fits(self, scaled: ScaledProblem) -> bool:
-        """Whether a size is as little work as a replay has time for, products being done by blocks."""
+    async def fits(self, scaled: ScaledProblem, elements: int = MAX_STRETCHED) -> bool:
+        """Whether a size is as little work as a replay has time for, products being done by blocks, with so few
+        elements."""
         found = await self.shapes_at(scaled)
         if found is None:
             return False
@@ -252,7 +259,7 @@ class Preparations:
             for name, (calls, work) in found.work.items()
             if kind_of(name) == "product"
         }
-        return max(reference_arithmetic({**found.work, **blocks}), found.elements) <= MAX_STRETCHED
+        return reference_arithmetic({**found.work, **blocks}) <= MAX_STRETCHED and found.elements <= elements
 
     async def _make_long(self, first: Prepared, scaled: ScaledProblem) -> Prepared:
         assert first.bank is not None, "what is graded has a bank"
@@ -266,6 +273,12 @@ class Preparations:
             screening=first.bank.screening,
             families=LONG_TRIALS,
         )
+        try:
+            await bank.take()  # a sum of thousands may be rounding error alone, and an exponential of it infinite
+        except ReferenceModelError as error:
+            if error.kind == "crash":
+                raise
+            return Prepared(scaled, None, str(error)[:MESSAGE_CHARS], lasting=not may_pass(error))
         return Prepared(scaled, bank)
 
     async def _make_ready(self, problem: Problem | ScaledProblem) -> Prepared:

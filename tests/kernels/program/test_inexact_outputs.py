@@ -241,16 +241,25 @@ def with_more(more: str, lines: str = "", between: str = "work.flip(0).flip(0)")
 
 
 @pytest.mark.parametrize(
-    ("family", "moved", "times"),
-    [("given", False, 128), ("large", False, 128 * 128), ("sparse", False, 128 * 16), ("given", True, 128 * 4)],
+    ("precision", "family", "moved", "times"),
+    [
+        ("float32", "given", False, 128),
+        ("float32", "large", False, 128 * 128),
+        ("float32", "sparse", True, 128 * 16 * 4),
+        ("float32", "given", True, 128 * 4),
+        ("float16", "large", True, 16 * 16),
+        ("float16", "sparse", False, 16),
+    ],
 )
-def test_large_inputs_and_other_weights_allow_more(trials: Trials, family: str, moved: bool, times: float) -> None:
+def test_large_inputs_and_other_weights_allow_more(
+    trials: Trials, precision: str, family: str, moved: bool, times: float
+) -> None:
     """Bounds of attention's scores, which are thousands there, are worst cases far from any error."""
     draw = trials.draw(SNAKE)
     (case,) = [case for case in draw.cases if case.family == family]
     call = Replay(case, weights=draw.updated_weights if moved else {})
-    (share,) = [one.share_of(exact) for one, exact in zip(case.tolerances("float32"), case.exact, strict=True)]
-    assert allowed(call, Answers(draw, [call], "float32")) == [pytest.approx(times * share)]
+    (share,) = [one.share_of(exact) for one, exact in zip(case.tolerances(precision), case.exact, strict=True)]
+    assert allowed(call, Answers(draw, [call], precision)) == [pytest.approx(times * share)]
 
 
 ENDS = {

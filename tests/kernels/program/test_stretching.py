@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from assay.kernels import prepared
 from assay.kernels.config import GraderConfig
-from assay.kernels.problems.other_sizes import stretchable, stretched
+from assay.kernels.problems.other_sizes import largest_of, stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import grading
-from assay.kernels.program.sizes.long import long_sizes
+from assay.kernels.program.sizes.long import lengths, limit_of, longest
 from assay.kernels.program.sizes.stretching import powers_for
 from assay.kernels.program.sizes.turns import LAUNCHES, Loop, goal_of, lacking, program_turns, turns_in
 from assay.sandbox import JobResult
@@ -95,7 +95,8 @@ def test_turns_that_are_too_much_work_are_told(bench: Bench, monkeypatch: pytest
     monkeypatch.setattr(prepared, "MAX_STRETCHED", 1 << 9)
     verdict = bench.grade(problem(2048), KERNEL, QUICK)
     assert verdict.ok, verdict
-    assert all(change[3] < 256 for each in verdict.evidence["stretched"] for change in each["changes"])
+    found = [{name: new for name, _, _, new in each["changes"]} for each in verdict.evidence["stretched"]]
+    assert found and all(each.get("classes", 2048) <= 256 for each in found)
     (finding,) = verdict.evidence["findings"]
     assert (finding["rule"], finding["line"], finding["decided"]) == ("turns", 12, False)
     assert finding["message"].startswith("at the published size there are 8 turns of a loop, and at most 1 where")
@@ -210,58 +211,99 @@ class ModelNew(nn.Module):
         largest[(x.shape[0],)](x, y, x.shape[1], N=triton.next_power_of_2(x.shape[1]))
         return y
 """
+NEVER = """if tl.max(v, 0) > 1e38:
+        for _ in range(600):
+            tl.store(y + row, tl.load(y + row) + 1)
+    tl.store(y + row, (N - 1"""
 PACKED = LARGEST.format(wide="", key="(bits & (0 - N)) | (N - 1 - i)")
+HIDDEN = PACKED.replace("tl.store(y + row, (N - 1", NEVER)
 WHOLE = LARGEST.format(wide=".to(tl.int64)", key="bits * N + (N - 1 - i)")
+KEPT = """        if self.shifts is None:
+            self.shifts = torch.zeros(x.shape[1], device=x.device)
+        y = torch.empty(x.shape[0]"""
+LASTING = (
+    WHOLE.replace("        y = torch.empty(x.shape[0]", KEPT)
+    .replace("(nn.Module):\n", "(nn.Module):\n    shifts = None\n\n")
+    .replace("(x, y, ", "(x, self.shifts, y, ")
+    .replace("def largest(x, self.shifts, y", "def largest(x, s, y")
+    .replace('other=float("-inf"))', 'other=float("-inf")) + tl.load(s + i, mask=i < n, other=0.0)')
+)
 
 
 @needs_walls
-@pytest.mark.parametrize(("code", "kind"), [(WHOLE, "ok"), (PACKED, "wrong")], ids=["whole", "packed"])
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(WHOLE, "ok"), (LASTING, "ok"), (PACKED, "wrong"), (HIDDEN, "wrong")],
+    ids=["whole", "beside what lasts", "packed", "beside a loop that is never run"],
+)
 def test_a_row_is_as_long_as_published(bench: Bench, code: str, kind: str) -> None:
     """A key of 32 bits leaves a value the fewer bits the more places there are: no loop, and no program more."""
     text = SUMS.format(classes=8192).replace("torch.logsumexp(x, 1)", "torch.argmax(x, 1)").replace("randn", "rand")
     verdict = bench.grade(make_problem(1, 1, "Largest", text, "test"), code, QUICK)
     assert verdict.kind == kind, verdict
     if kind == "wrong":
-        assert "but not where one is as large as published (batch_size 64 -> 2)" in verdict.message
+        assert "but not where 8192 as published is larger (batch_size 64 -> 2)" in verdict.message
+
+
+Programs = Callable[[int], int]
+AXIS, LOOPS = Loop("text", -1, 0, 1), [Loop("text", place, 0, 1) for place in range(2)]
+
+
+def found_at(programs: Programs, often: int, limit: int, most_fits: int = 1 << 17, runs: int = 1 << 17) -> list[int]:
+    """The sizes that are asked for their turns, to find the longest, and last the one that was found, or 0."""
+    first, asked = scale(problem(1 << 17), 32), []
+
+    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        asked.append(size := classes_of(scaled))
+        return {AXIS: programs(size), **dict.fromkeys(LOOPS, often)} if size <= runs else {}
+
+    async def fits(scaled: ScaledProblem) -> bool:
+        return classes_of(scaled) <= most_fits
+
+    (value, most), _ = lengths(first)
+    found = asyncio.run(longest(first, value, most, 32, limit, turns_at, fits))
+    return [*asked, classes_of(found[0]) if found is not None else 0]
 
 
 @pytest.mark.parametrize(
-    ("programs", "often", "longest"),
+    ("programs", "often", "limit", "sizes"),
     [
-        (lambda size: 1, 1, 1 << 17),
-        (lambda size: size, 1, 512),
-        (lambda size: size, 4, 128),
-        (lambda size: size, 999, 0),
+        (lambda size: 1, 1, 512, [1 << 17, 1 << 17]),
+        (lambda size: size, 1, 512, [1 << 17, 512, 512]),
+        (lambda size: size, 4, 512, [1 << 17, 128, 128]),
+        (lambda size: 1, 999, 512, [1 << 17, 1 << 16, 1 << 15, 1 << 14]),
+        (lambda size: 1 << 40, 1 << 40, 512, [1 << 17]),
     ],
 )
-def test_a_size_is_as_large_as_a_replay_has_time_for(programs: Callable[[int], int], often: int, longest: int) -> None:
-    first = scale(problem(1 << 17), 32)
-    axis, loops = Loop("text", -1, 0, 1), [Loop("text", place, 0, 1) for place in range(2)]
-
-    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
-        return {axis: programs(classes_of(scaled)), **dict.fromkeys(loops, often)}
-
-    async def fits(scaled: ScaledProblem) -> bool:
-        return True
-
-    async def sizes() -> list[int]:
-        return [classes_of(each) async for each in long_sizes(first, [first], turns_at, fits)]
-
-    found = [size for size in asyncio.run(sizes()) if size > 32]
-    assert found == [longest] * bool(longest)
+def test_a_size_is_as_large_as_a_replay_has_time_for(
+    programs: Programs, often: int, limit: int, sizes: list[int]
+) -> None:
+    found = found_at(programs, often, limit)
+    assert found[: len(sizes)] == sizes and (found[-1] == sizes[-1] or found[-1] == 0)
 
 
-def test_a_size_that_was_graded_is_not_graded_again() -> None:
-    first = scale(problem(64), 32)
-    whole = stretched(first, {64: 1})
+def test_a_size_is_no_more_work_than_a_replay_has_time_for() -> None:
+    assert found_at(lambda size: 1, 1, 512, most_fits=1 << 10) == [1 << 10, 1 << 10]
+    assert found_at(lambda size: 1, 1, 512, most_fits=32) == [0]
 
-    async def asked(scaled: ScaledProblem) -> Any:
-        raise AssertionError(f"nothing is asked of {scaled}")
 
-    async def none(*graded: ScaledProblem) -> list[ScaledProblem]:
-        return [each async for each in long_sizes(first, graded, asked, asked)]
+def test_a_submission_that_does_not_run_is_left_at_that() -> None:
+    assert found_at(lambda size: 1, 1, 512, runs=32) == [1 << 17, 1 << 16, 0]
 
-    assert asyncio.run(none(first, whole, stretched(first, {64: 5}))) == []
+
+def test_a_loop_that_is_in_every_size_takes_no_size_away() -> None:
+    turns = {AXIS: 2, LOOPS[0]: 600}
+    assert limit_of(turns) == 4800 and limit_of({AXIS: 2}) == 512
+
+
+@pytest.mark.parametrize("classes", [64, 96])
+def test_how_large_a_size_is_elsewhere(classes: int) -> None:
+    """A batch that is published with the same size is no matter."""
+    first = scale(problem(classes), 32)
+    value, most = dict(stretchable(first)), {each.old: each.new for each in first.scaling.changes}
+    assert largest_of(classes, first, first) == classes // (2 if classes == 64 else 4)
+    assert largest_of(classes, first, stretched(first, {classes: value[classes]})) == classes
+    assert largest_of(64, first, stretched(first, {64: value[64]})) == 64 and most
 
 
 def test_loops_that_turn_alike_follow_each_other() -> None:
@@ -269,6 +311,42 @@ def test_loops_that_turn_alike_follow_each_other() -> None:
     axes = {Loop("text", -1, 0, 1): 5, Loop("text", -2, 0, 1): 2, Loop("text", LAUNCHES, 0, 1): 7}
     assert program_turns({**axes, **loops}) == 5 * 2 * 8 * 3
     assert program_turns({**axes, Loop("text", -1, 1, 1): 4}) == 10 + 4, "launches add up"
+
+
+GROWING = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def growing(x, y, n, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    v = tl.load(x + row * n + i, mask=i < n, other=0.0)
+    tl.store(y + row, tl.exp(0.2 * tl.sum(tl.abs(v), 0)))
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y = torch.empty(x.shape[0], device=x.device)
+        growing[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+        return y
+"""
+
+
+@needs_walls
+def test_what_the_reference_itself_loses_over_a_long_row_is_told(bench: Bench) -> None:
+    """An exponential of the sum of thousands is infinite, and there is nothing to compare."""
+    text = (
+        SUMS.format(classes=8192)
+        .replace("torch.logsumexp(x, 1)", "torch.exp(0.2 * x.abs().sum(1))")
+        .replace("randn", "rand")
+    )
+    verdict = bench.grade(make_problem(1, 1, "Growing", text, "test"), GROWING, QUICK)
+    assert verdict.ok, verdict
+    (finding,) = [each for each in verdict.evidence["findings"] if "the size 8192" in each["message"]]
+    assert finding["rule"] == "turns" and not finding["decided"]
 
 
 def test_an_axis_and_launches_want_two_and_loops_three() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.errors import ReferenceModelError
@@ -129,11 +129,11 @@ class InputBank:
             if self.screening is None:
                 await self._screen()
 
-    async def take(self, but: InputSet | None = None) -> InputSet | None:
+    async def take(self, but: Collection[InputSet] = ()) -> InputSet | None:
         """A draw, or None where screening found that the problem is not worth a reward (see `screening`).
 
         Args:
-            but: A draw that this one must not be.
+            but: Draws that this one must not be.
 
         Raises:
             ReferenceModelError: the reference does not run.
@@ -143,7 +143,7 @@ class InputBank:
             assert self.screening is not None, "the problem was just screened"
             if not self.screening.rewarded:
                 return None
-            places = [place for place, (draw, _) in enumerate(self._kept) if draw is not but]
+            places = [place for place, (draw, _) in enumerate(self._kept) if all(draw is not one for one in but)]
             if len(self._kept) < self._draws or not places:
                 self._kept.append((await self._process.waited(self._make), 0))
                 place = len(self._kept) - 1

@@ -12,6 +12,7 @@ alike (`integers.alike`) change alike.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Collection, Iterator, Mapping
@@ -78,8 +79,25 @@ def stretchable(scaled: ScaledProblem) -> list[tuple[int, int]]:
     """Published sizes that were made smaller, and how many times they can be doubled at most; those of a batch last."""
     known = _Integers.of(scaled)
     of_batch = {each.value for each in known.now if each.of_batch}
-    powers = {each.value: (each.value // now).bit_length() - 1 for each, now in known.now.items()}
+    powers: dict[int, int] = {}
+    for each, now in known.now.items():
+        most = next(power for power in itertools.count() if _times(each.value, now, 2**power) == each.value)
+        powers[each.value] = max(most, powers.get(each.value, 0))
     return sorted(((v, most) for v, most in powers.items() if most), key=lambda pair: (pair[0] in of_batch, -pair[0]))
+
+
+def largest_of(value: int, first: ScaledProblem, scaled: ScaledProblem) -> int:
+    """What a published size is at another size of its problem, at most; of a batch only where no other size is alike.
+
+    Args:
+        value: A published size that was made smaller.
+        first: The size graded first.
+        scaled: The other size.
+    """
+    own = [each for each in _Integers.of(first).now if each.value == value]
+    own = [each for each in own if not each.of_batch] or own
+    new = {change.start_of: change.new for change in scaled.scaling.changes}
+    return max(new.get(each.start_of, value) for each in own)
 
 
 def stretched(scaled: ScaledProblem, powers: Mapping[int, int]) -> ScaledProblem:

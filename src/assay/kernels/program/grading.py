@@ -232,7 +232,7 @@ class Grading:
     ) -> Verdict:
         """The verdict once the submission was recorded at the published size too, where the problem was made smaller.
         Nothing is replayed there; where loops turn more often than in the programs graded so far, the submission is
-        graded at a size at which they do."""
+        graded at a size at which they do, and where sizes are larger, each as large as it can be."""
         shapes = await sizes.published()
         if shapes is None:
             return verdict
@@ -369,8 +369,12 @@ def _whole(calls: Sequence[Replay]) -> list[Replay]:
 
 
 def _one_of_each_case(calls: Sequence[Replay]) -> list[Replay]:
-    """One such call on each of the inputs, under the weights of the start."""
-    return list({id(call.case): call for call in reversed(_whole(calls)) if not call.weights}.values())[::-1]
+    """The first such call on each of the inputs, under the weights of the start."""
+    found: dict[int, Replay] = {}
+    for call in _whole(calls):
+        if not call.weights:
+            found.setdefault(id(call.case), call)
+    return list(found.values())
 
 
 def of_compiler(report: CompileReport, evidence: dict[str, Json]) -> Verdict | None:

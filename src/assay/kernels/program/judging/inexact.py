@@ -17,7 +17,9 @@ TIMES_OF_FAMILIES = {"large": 128.0, "sparse": 16.0}
 """How many times as far it may be off on inputs so large that exponentials make much of a last bit: of the scores of
 attention between tokens that are projected first, say, which are thousands there. Inputs as given allow no more."""
 TIMES_UNDER_OTHER_WEIGHTS = 4.0
-"""The same once weights, which grow, have other values."""
+"""The same once weights, which grow, have other values; the two are multiplied."""
+TIMES_OF_NARROW = {"large": 16.0}
+"""The same of narrow precisions, whatever the weights."""
 
 
 def inexact(answers: Answers, seen: Sequence[Measured], program: Program) -> str:
@@ -36,8 +38,11 @@ def inexact(answers: Answers, seen: Sequence[Measured], program: Program) -> str
 
 def allowed(call: Replay, answers: Answers) -> list[float]:
     """How far each output may be off on a GPU, as a part of its size."""
-    most = MOST_INEXACT[answers.precision] * TIMES_OF_FAMILIES.get(call.case.family, 1.0)
-    most *= TIMES_UNDER_OTHER_WEIGHTS if call.weights else 1.0
+    family, most = call.case.family, MOST_INEXACT[answers.precision]
+    if answers.precision in ("float16", "bfloat16"):
+        most *= TIMES_OF_NARROW.get(family, 1.0)
+    else:
+        most *= TIMES_OF_FAMILIES.get(family, 1.0) * (TIMES_UNDER_OTHER_WEIGHTS if call.weights else 1.0)
     sides = zip(call.case.exact, call.case.tolerances(answers.precision), strict=True)
     found = [most * tolerance.share_of(exact) for exact, tolerance in sides]
     left = {each.place: each for each in call.case.after}

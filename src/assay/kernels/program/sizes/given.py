@@ -52,10 +52,10 @@ class OtherSizes:
     graded there."""
     shapes: Callable[[ScaledProblem], Awaitable[Shapes | None]]
     """Gives what a submission is given at any size; None where the reference does not run."""
-    fits: Callable[[ScaledProblem], Awaitable[bool]]
-    """Whether a size is as little work as a replay has time for."""
+    fits: Callable[..., Awaitable[bool]]
+    """Whether a size (`ScaledProblem`) is as little work as a replay has time for, of at most so many `elements`."""
     stretched: Callable[[ScaledProblem], Awaitable[Size | None]]
     """Gives such a size, with a draw; None where the reference does not run or the problem is not worth a reward."""
     long: Callable[[ScaledProblem], Awaitable[Size | None]]
-    """Gives a size of which one integer alone is as large as published, with a draw of `LONG_TRIALS` families; None
-    where the reference does not run."""
+    """Gives a size of which one published size alone is large, with a draw of `LONG_TRIALS` families; None where the
+    reference does not run or gives nothing to compare."""

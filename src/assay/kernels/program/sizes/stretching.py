@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from assay.kernels.language.flow.turns import UNKNOWN
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.problems.other_sizes import stretchable, stretched
+from assay.kernels.problems.other_sizes import largest_of, stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
-from assay.kernels.program.sizes.long import long_sizes
+from assay.kernels.program.sizes.long import MOST_ELEMENTS, lengths, limit_of, longest
 from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, WRAPS, Loop, Turns, few_of, goal_of, lacking, only_there
 from assay.kernels.program.verdict import at_another_size, verdict_of, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
@@ -36,7 +37,10 @@ _BROKEN = (
     "at the published size what this line promises the compiler is not so, and a GPU may do anything. Leave that out"
 )
 _FEW_TURNS = "right where loops turn once or launches have one program, but not where they do more"
-_SMALL = "right at small sizes, but not where one is as large as published"
+_LONG = "right at small sizes, but not where {0} as published is larger"
+_SHORT = (
+    "the size {0} as published was {1} at most where the submission was graded: more is too much work, or does not run"
+)
 MOST_SIZES, MOST_STEPS = 3, 4
 """Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
 can."""
@@ -59,7 +63,7 @@ class Deeper:
     turns: Callable[[Sequence[str]], Awaitable[list[Turns]]]
     """How often loops turn in programs."""
     grade: Callable[[Size, bool], Awaitable[Verdict]]
-    """The verdict at a size: in few calls, where one size is as large as published."""
+    """The verdict at a size; in few calls, if the flag `long` says that one size is as large as published there."""
 
 
 async def where_loops_turn(
@@ -97,7 +101,7 @@ async def where_loops_turn(
         return (await deeper.turns([attempt.text]))[0] if isinstance(attempt, Attempt) else {}
 
     async def graded_at(scaled: ScaledProblem, where: str, *, long: bool = False) -> Verdict | None:
-        """The verdict so far with that at a size; None where it says nothing there."""
+        """The verdict at a size, and if that is `ok` with what was seen before; None where it says nothing."""
         other = await (sizes.long if long else sizes.stretched)(scaled)
         again = await deeper.grade(other, long) if other is not None else None
         if again is None or again.kind in _SAYS_NOTHING:
@@ -115,13 +119,24 @@ async def where_loops_turn(
         verdict = again
         graded.append(turns)
         known.append(scaled)
-    async for scaled in long_sizes(first, known, turns_at, sizes.fits):
-        verdict = await graded_at(scaled, _SMALL, long=True) or verdict
-        if not verdict.ok:
-            return verdict
+    short, fits = [], partial(sizes.fits, elements=MOST_ELEMENTS)
+    for value, most in lengths(first):
+        before = max(largest_of(value, first, scaled) for scaled in known)
+        if before >= value:
+            continue
+        found = await longest(first, value, most, before, limit_of(graded[0]), turns_at, fits)
+        again = await graded_at(found[0], _LONG.format(value), long=True) if found is not None else None
+        if again is not None and not again.ok:
+            return again
+        if found is None or again is None:
+            short.append(Finding("turns", _SHORT.format(value, before), refused=False))
+            continue
+        verdict = again
+        graded.append(found[1])
     findings = [_few(loop, seen, wanted[loop]) for loop, seen in sorted(lacking(wanted, graded).items())]
     unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
     findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]
+    findings += short
     return with_findings(verdict, findings)
 
 

@@ -162,8 +162,8 @@ def only_there(wanted: Turns, graded: Sequence[Turns]) -> list[Loop]:
 
 
 def program_turns(turns: Turns) -> int:
-    """How often loops turn in all programs of a call together, about: loops of a launch that turn alike often are taken
-    to follow each other, and others to be in one another."""
+    """How often loops turn in all programs of a call together, about, and at most what can be told: loops of a launch
+    that turn alike often are taken to follow each other, and others to be in one another."""
     programs: Counter[tuple[str, int]] = Counter()
     looping: dict[tuple[str, int], set[int]] = {}
     for loop, often in turns.items():
@@ -172,7 +172,7 @@ def program_turns(turns: Turns) -> int:
             looping.setdefault(launch, set()).add(max(often, 1))
         elif loop.place > LAUNCHES:
             programs[launch] = max(programs[launch], 1) * max(often, 1)
-    return sum(count * math.prod(looping.get(launch, ())) for launch, count in programs.items())
+    return min(sum(count * math.prod(looping.get(launch, ())) for launch, count in programs.items()), _MOST_TURNS)
 
 
 def goal_of(wanted: Turns, first: Turns, programs: int = ENOUGH_PROGRAMS) -> dict[Loop, int]:
