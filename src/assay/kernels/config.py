@@ -94,9 +94,9 @@ class GraderSettings(Settings):
     """Sets of secret inputs kept for each problem."""
     uses_per_draw: Annotated[int, AtLeast(1), UsedWhen("runs_kernels"), OWN] = 32
     """Candidates that meet a set before a new one takes its place."""
-    max_prepared: Annotated[int, AtLeast(1), UsedWhen("runs_kernels"), OWN] = 512
+    max_prepared: Annotated[int, AtLeast(1), UsedWhen("runs_kernels"), OWN] = 192
     """Problems at one size that are kept ready, least recently graded ones dropped first; each holds megabytes of
-    arrays, and a problem that was made smaller has about eight. A training run needs those of two batches."""
+    arrays, and a problem that was made smaller has three. A training run needs those of two batches."""
     cache: Annotated[bool, OWN] = True
     """Keep verdicts, by problem, code and every setting above `sandbox`; failures of the grader are never kept."""
     cache_path: Annotated[str | None, UsedWhen("cache", True), OWN] = None

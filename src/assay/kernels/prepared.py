@@ -42,6 +42,9 @@ MAX_STRETCHED, OF_A_BLOCK = 1 << 23, 16
 """Arithmetic of a reference, and elements that it is given, at a size of which one integer alone is larger; and how
 many operations of a product take as long as one of others."""
 
+MOST_LONG = 64
+"""Long sizes of all problems that are kept ready: megabytes each, and the four of a problem are graded one after the
+other."""
 MESSAGE_CHARS = 500
 """Of why a problem cannot be looked at."""
 
@@ -111,6 +114,8 @@ class Preparations:
         """
         self._config, self._reference, self._random, self._seed = config, reference, rng, seed
         self._tasks: OrderedDict[str, asyncio.Task[Prepared]] = OrderedDict()
+        self._long: OrderedDict[str, asyncio.Task[Prepared]] = OrderedDict()
+        """Of long sizes."""
 
     async def ready(self, problem: Problem | ScaledProblem) -> Prepared:
         """The problem at the sizes that the settings say, or at its own; made ready once for all grades.
@@ -174,7 +179,7 @@ class Preparations:
         Raises:
             Closed, ReferenceModelError: as above.
         """
-        made = await shared(self.task(f"long: {scaled.hash}", partial(self._make_long, first, scaled)))
+        made = await shared(_task(self._long, MOST_LONG, scaled.hash, partial(self._make_long, first, scaled)))
         try:
             return await made.size()
         except ReferenceModelError as error:
@@ -271,7 +276,7 @@ class Preparations:
             uses=self._config.uses_per_draw,
             seed=self._seed,
             screening=first.bank.screening,
-            families=LONG_TRIALS,
+            others=LONG_TRIALS - 1,
         )
         try:
             await bank.take()  # a sum of thousands may be rounding error alone, and an exponential of it infinite
@@ -317,20 +322,31 @@ class Preparations:
 
     def task(self, key: str, make: Callable[[], Coroutine[Any, Any, Prepared]]) -> asyncio.Task[Prepared]:
         """The task that makes a problem ready, or has done so; started where there is none that is worth keeping."""
-        task = self._tasks.get(key)
-        if task is None or _is_stale(task):
-            task = self._tasks[key] = asyncio.create_task(make())
-        self._tasks.move_to_end(key)
-        excess = len(self._tasks) - self._config.max_prepared
-        if excess > 0:
-            idle = [other for other, made in self._tasks.items() if made.done() and other != key]
-            for other in idle[:excess]:
-                del self._tasks[other]
-        return task
+        return _task(self._tasks, self._config.max_prepared, key, make)
 
     def tasks(self) -> list[asyncio.Task[Prepared]]:
         """All of them, the least recently asked for first."""
-        return list(self._tasks.values())
+        return [*self._tasks.values(), *self._long.values()]
+
+
+def _task(
+    among: OrderedDict[str, asyncio.Task[Prepared]],
+    most: int,
+    key: str,
+    make: Callable[[], Coroutine[Any, Any, Prepared]],
+) -> asyncio.Task[Prepared]:
+    """The task of a key, started where there is none that is worth keeping; the least recently asked for are dropped,
+    once they are done, where there are more than `most`."""
+    task = among.get(key)
+    if task is None or _is_stale(task):
+        task = among[key] = asyncio.create_task(make())
+    among.move_to_end(key)
+    excess = len(among) - most
+    if excess > 0:
+        idle = [other for other, made in among.items() if made.done() and other != key]
+        for other in idle[:excess]:
+            del among[other]
+    return task
 
 
 async def shared(task: asyncio.Task[T]) -> T:

@@ -17,6 +17,7 @@ DEVICES = {
     ),
     "made with one": ("return snake(x, self.frequency, torch.empty(x.shape, device=x.device))", "ok", ""),
     "by its number": ("return snake(x, self.frequency, torch.empty(x.shape, device=torch.device(0)))", "ok", ""),
+    "a module by its number": (f"nn.ReLU().to(0)\nnn.ReLU().to(device=0)\n{RIGHT}", "ok", ""),
     "another GPU by its number": ("torch.empty(4, device=torch.device(1))", "crash", "invalid device"),
     "made on the host": ("return snake(x, self.frequency, torch.empty(x.shape, device='cpu'))", "crash", "cpu tensor"),
     "moved": ("return snake(x, self.frequency, torch.zeros(x.shape).to(x.device))", "ok", ""),

@@ -97,7 +97,7 @@ class InputBank:
         seed: int | None = None,
         screening: Screening | None = None,
         updates: bool = False,
-        families: int = len(FAMILIES),
+        others: int | None = None,
     ) -> None:
         """Nothing is drawn before the first `take`.
 
@@ -110,10 +110,11 @@ class InputBank:
             seed: Makes the bank deterministic. Never for training: who knows it knows the inputs.
             screening: What is known of the problem already; None to screen it with the first draw.
             updates: Whether each draw has a case in which all weights have other values than at the start.
-            families: How many families each draw has: the given one, and others at random.
+            others: How many families each draw has beside the given one, at random from those of which screening found
+                that they can decide; None for all families.
         """
         self.scaled, self.precision = scaled, precision
-        self.screening, self._updates, self._families = screening, updates, families
+        self.screening, self._updates, self._others = screening, updates, others
         self._process, self._draws, self._uses = process, draws, uses
         self._random: random.Random = random.Random(seed) if seed is not None else secrets.SystemRandom()
         self._kept: list[tuple[InputSet, int]] = []
@@ -190,7 +191,7 @@ class InputBank:
             input_seed=input_seed,
             weight_seed=weight_seed,
             precision=precision,
-            families=self._some_families(),
+            families=self._families(),
             owner=owner,
         )
         init = result.init_inputs if isinstance(result.init_inputs, tuple) else (result.init_inputs,)
@@ -229,9 +230,12 @@ class InputBank:
             moved_outputs(cases),
         )
 
-    def _some_families(self) -> tuple[Family, ...]:
-        others = self._random.sample(FAMILIES[1:], self._families - 1)
-        return tuple(family for family in FAMILIES if family == FAMILIES[0] or family in others)
+    def _families(self) -> tuple[Family, ...]:
+        if self._others is None or self.screening is None:
+            return FAMILIES
+        deciding = [family for family in FAMILIES[1:] if family not in self.screening.dropped_families]
+        chosen = self._random.sample(deciding, min(self._others, len(deciding)))
+        return tuple(family for family in FAMILIES if family == FAMILIES[0] or family in chosen)
 
     def _far(
         self, input_seed: int, weight_seed: int, names: Sequence[str], form: tuple[tuple[str, tuple[int, ...]], ...]

@@ -18,7 +18,7 @@ from assay.kernels.inside.pretend_cuda import DEVICE, OnCpu
 from assay.kernels.inside.record import streams
 from assay.kernels.inside.record.host import answers, known, plain
 from assay.kernels.inside.record.host.addresses import SeenStorage, Version
-from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_named, named_device
+from assay.kernels.inside.record.places import HOST, NO_DATA, NOWHERE, device_from, device_named, parsed_to
 from assay.kernels.inside.record.reads import RAISED, NotRecordableError, plain_dict, raised
 from assay.kernels.inside.record.tape import Tape
 
@@ -53,8 +53,7 @@ class Pretended(OnCpu):
         """The mode that notes operators."""
         places = tape.places
         self._special |= {
-            torch.device: named_device,
-            torch._C._nn._parse_to: torch._C._nn._parse_to,  # a device is only named, not used
+            **{torch.device: device_from, torch._C._nn._parse_to: parsed_to},  # a device is only named, not used
             torch.Tensor.cuda: self._to_gpu,
             torch.Tensor.cpu: self._to_host,
             torch.Tensor.get_device: lambda tensor: -1 if places.is_away(tensor) else 0,

@@ -202,10 +202,19 @@ class Places:
                     yield known[1]
 
 
-def named_device(*named: Any, **given: Any) -> torch.device:
+def device_from(*named: Any, **given: Any) -> torch.device:
     """`torch.device`, of which a number alone names a GPU."""
     alone = len(named) == 1 and not given and type(named[0]) is int
     return torch.device("cuda", *named) if alone else torch.device(*named, **given)
+
+
+def parsed_to(*named: Any, **given: Any) -> Any:
+    """`torch._C._nn._parse_to`, by which modules read the arguments of `to`: a number names a GPU."""
+    if named and type(named[0]) is int:
+        named = (device_from(named[0]), *named[1:])
+    if type(given.get("device")) is int:
+        given["device"] = device_from(given["device"])
+    return torch._C._nn._parse_to(*named, **given)
 
 
 def device_named(device: Any) -> torch.device | None:
@@ -216,7 +225,7 @@ def device_named(device: Any) -> torch.device | None:
     """
     if device is None:
         return None
-    found = torch.device("cuda", device) if type(device) is int else torch.device(device)
+    found = device_from(device)
     if found.type == "cuda" and (found.index or 0) > 0:
         raise RuntimeError(f"CUDA error: invalid device ordinal: {found} is named, and there is one GPU, {DEVICE}")
     if found.type not in _KINDS:

@@ -18,7 +18,7 @@ from assay.kernels.program.sizes.turns import Turns, program_turns
 MOST_LONG = 4
 """Published sizes that are looked at, the largest first."""
 MOST_PROGRAM_TURNS = 512
-"""Turns of all programs of a call, together: they take a replay a second."""
+"""Turns of all programs of a call, together: each is some hundred operations of the interpreter."""
 MOST_ELEMENTS = 1 << 20
 """Elements of the inputs and outputs: a grader keeps them for each problem."""
 OF_FIRST = 4

@@ -37,10 +37,8 @@ _BROKEN = (
     "at the published size what this line promises the compiler is not so, and a GPU may do anything. Leave that out"
 )
 _FEW_TURNS = "right where loops turn once or launches have one program, but not where they do more"
-_LONG = "right at small sizes, but not where {0} as published is larger"
-_SHORT = (
-    "the size {0} as published was {1} at most where the submission was graded: more is too much work, or does not run"
-)
+_LONG = "right at small sizes, but not where the size {0} is {1}"
+_SHORT = "the size {0} was {1} at most where the submission was graded: more is too much work, or does not run"
 MOST_SIZES, MOST_STEPS = 3, 4
 """Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
 can."""
@@ -119,20 +117,23 @@ async def where_loops_turn(
         verdict = again
         graded.append(turns)
         known.append(scaled)
-    short, fits = [], partial(sizes.fits, elements=MOST_ELEMENTS)
+    limit, fits, short = limit_of(graded[0]), partial(sizes.fits, elements=MOST_ELEMENTS), []
     for value, most in lengths(first):
-        before = max(largest_of(value, first, scaled) for scaled in known)
-        if before >= value:
+        if (before := max(largest_of(value, first, scaled) for scaled in known)) >= value:
             continue
-        found = await longest(first, value, most, before, limit_of(graded[0]), turns_at, fits)
-        again = await graded_at(found[0], _LONG.format(value), long=True) if found is not None else None
-        if again is not None and not again.ok:
-            return again
+        again = None
+        if (found := await longest(first, value, most, before, limit, turns_at, fits)) is not None:
+            scaled, turns = found
+            there = largest_of(value, first, scaled)
+            where = _LONG.format(value, "as published" if there == value else there)
+            again = await graded_at(scaled, where, long=True)
         if found is None or again is None:
             short.append(Finding("turns", _SHORT.format(value, before), refused=False))
             continue
+        if not again.ok:
+            return again
         verdict = again
-        graded.append(found[1])
+        graded.append(turns)
     findings = [_few(loop, seen, wanted[loop]) for loop, seen in sorted(lacking(wanted, graded).items())]
     unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
     findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]
