@@ -23,7 +23,7 @@ from support.trials import Trials
 EXPLOITS = Path(__file__).parents[3] / "exploits"
 STATE = sorted((EXPLOITS / "attacks" / "state").glob("*.py"))
 HONEST = ("parameters_named_as_fields", "workspace_cleared_in_turn", "workspace_left_clean", "kept_output")
-HONEST += ("tickets_set_back", "table_made_once", "counts_its_batches")
+HONEST += ("tickets_set_back", "table_made_once", "counts_its_batches", "outputs_in_turn", "memory_in_a_cycle")
 
 
 @pytest.fixture(scope="module")

@@ -203,7 +203,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
         for arguments in (first, again, again):
             _count_change(weights.values() if calls else ())
             calls.append(_call(caller, arguments, tape, header))
-        repeated = _call(caller, again, tape, header)
+        repeated = tape.room.watched(partial(_call, caller, again, tape, header))
         kept = remade(calls, repeated, before, tape.constants)
         asked = [
             what
@@ -241,6 +241,7 @@ def record(source: str, header: Json, tape: Tape) -> Json:
     if (refused := reads.refused()) is not None:  # caught by host code, which then went on as it would not on a GPU
         raise refused
     reads.check_caught()
+    tape.room.check_growth()
     every = [*calls, repeated, *some, *others, *(other for _, other in called_back)]
     used = iter(used_in_calls(every, tape.values.steps(), [window for _, window in (*named, *held)]))
     calls, repeated = [next(used) for _ in calls], next(used)
