@@ -125,7 +125,26 @@ def test_an_unknown_option_shows_how_settings_are_written(argument: str, capsys:
     assert cli.main(["train", argument, "3"]) == 2
     error = capsys.readouterr().err
     assert repr(argument) in error
-    assert "key=value" in error
+    assert "key=value" in error and "`assay settings`" in error
+
+
+def test_an_unknown_option_names_the_list_of_the_settings_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["grade", "--lr"]) == 2
+    assert "`assay grade --settings`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("found", "said"), [("/usr/bin/assay", "assay config"), (None, ".venv/bin/assay config")])
+def test_an_interruption_names_a_command_that_the_shell_finds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: str | None, said: str
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("assay.cli.config.run", interrupted)
+    monkeypatch.setattr("shutil.which", lambda name: found)
+    monkeypatch.setattr("sys.argv", [".venv/bin/assay", "config"])
+    assert cli.main() == 130
+    assert capsys.readouterr().err.endswith(f"given: {said}\n")
 
 
 def test_a_missing_optional_package_names_its_extra(

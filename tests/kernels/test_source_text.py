@@ -10,10 +10,10 @@ from assay.kernels.source_text import (
     MAX_SOURCE_CHARACTERS,
     KernelFile,
     count_model_new,
-    fences_around,
     lines_of,
     parse_reply,
     read_kernel_file,
+    text_around,
     without_mark,
 )
 from assay.kernels.text.examining import examine
@@ -159,7 +159,7 @@ def test_replies_take_linear_time(part: str) -> None:
                 for told in (text, f"<KERNEL>{text}</KERNEL>"):
                     parse_reply(told)
                 read_kernel_file(text)
-                fences_around(text)
+                text_around(text)
 
 
 def test_no_reply_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +267,15 @@ def test_kernels_in_another_block_than_the_model_are_told() -> None:
 def test_fences_that_say_nothing_clear_are_left_for_the_parser_which_names_them() -> None:
     for text, said in ((f"{MODEL}\n```", "line 5 is a Markdown fence (```)"), (fenced("x = 1"), "line 2")):
         assert read_kernel_file(text) == KernelFile(text)
-        assert said in fences_around(text)
+        assert said in text_around(text)
         fault = examine(text).fault
-        assert fault is not None and fault.startswith("line ") and fault.endswith(fences_around(text))
-    assert fences_around(f"{MODEL}\n    x = (\n") == ""
+        assert fault is not None and fault.startswith("line ") and fault.endswith(text_around(text))
+    assert text_around(f"{MODEL}\n    x = (\n") == ""
+
+
+def test_prose_is_told_that_it_is_no_module() -> None:
+    fault = examine("Sorry, I cannot.").fault
+    assert fault is not None and "no class ModelNew" in fault
 
 
 def test_lines_end_where_python_ends_them() -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cure = pip_install(EXTRAS[package])
         return _fail(f"{package} is not installed, and this command needs it: {cure}.", 1)
     except KeyboardInterrupt:
-        again = shlex.join(["assay", *arguments])
+        again = shlex.join([_program(), *arguments])
         print(
             f"\nInterrupted. What is done is kept; it goes on when the same command is given: {again}",
             file=sys.stderr,
@@ -134,6 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (`| head`) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _program() -> str:
+    """What starts this program in a shell: its name, or its path where the shell would not find it by name."""
+    return "assay" if shutil.which("assay") else sys.argv[0]
 
 
 def _print_anything() -> None:
@@ -165,9 +171,11 @@ def _run(arguments: list[str]) -> int:
     overrides = [a for a in rest if _is_override(a, parser)]
     args, unknown = parser.parse_known_args([a for a in rest if not _is_override(a, parser)])
     if unknown:
+        # A command with settings of its own lists them by an option; `assay settings` lists those of training.
+        listing = f"assay {name} --settings" if "--settings" in parser.format_help() else "assay settings"
         raise ConfigError(
-            f"{unknown[0]!r} is not an option of `assay {name}`. Settings are written key=value, such as "
-            f"learning_rate=3e-4; `assay {name} --help` and `assay settings` list what there is."
+            f"{unknown[0]!r} is not an option of `assay {name}`: `assay {name} --help` lists its options. Settings are "
+            f"written key=value; `{listing}` lists them."
         )
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[StderrHandler()])
     logging.getLogger("assay").setLevel(logging.INFO)

@@ -262,7 +262,7 @@ def read_kernel_file(text: str) -> KernelFile:
     """The module in the text of a file: the text itself, or where that is a reply its last KERNEL block, or where it is
     Markdown its last code block with `ModelNew`.
 
-    Text with fences and without such a block is taken as it is: `fences_around` then says what to change.
+    Text with fences and without such a block is taken as it is: `text_around` then says what to change.
     """
     if len(text) > MAX_SOURCE_CHARACTERS:
         return KernelFile(text)
@@ -303,16 +303,18 @@ def _block_of(text: str, code: str) -> KernelFile:
     return KernelFile(code, f"{told}. Line numbers in the verdict are those of the block.")
 
 
-def fences_around(code: str) -> str:
-    """What to change in a text that is not valid Python, where Markdown fences may be why; empty where it has none."""
+def text_around(code: str) -> str:
+    """What to change in a text that is not valid Python, where Markdown or prose may be why; else empty."""
     fence = _FENCE.search(code)
-    if fence is None:
-        return ""
-    line = code.count("\n", 0, fence.start()) + 1
-    return (
-        f"line {line} is a Markdown fence ({fence[0].strip()[:40]}): give the Python module alone, or in one code "
-        "block that defines ModelNew"
-    )
+    if fence is not None:
+        line = code.count("\n", 0, fence.start()) + 1
+        return (
+            f"line {line} is a Markdown fence ({fence[0].strip()[:40]}): give the Python module alone, or in one code "
+            "block that defines ModelNew (`assay.kernels.parse_reply` takes the module out of a model's reply)"
+        )
+    if _MODEL_NEW.search(code) is None:
+        return "the text has no class ModelNew either: give a Python module that defines it"
+    return ""
 
 
 def count_model_new(code: str) -> int:

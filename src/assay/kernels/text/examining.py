@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 
 from assay.kernels.base import Language
-from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, encoding_fault, fences_around
+from assay.kernels.source_text import MAX_SOURCE_CHARACTERS, encoding_fault, text_around
 from assay.kernels.text.examined import (
     EVIDENCE_CHARACTERS,
     FAULT_CHARACTERS,
@@ -65,7 +65,7 @@ def examine(code: str, backend: Language = "triton") -> Examined:
         tree = read_tree(ast.parse(code))
     except SyntaxError as error:
         said = f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
-        return Examined((f"{said}; {fences}" if (fences := fences_around(code)) else said)[:FAULT_CHARACTERS])
+        return Examined((f"{said}; {around}" if (around := text_around(code)) else said)[:FAULT_CHARACTERS])
     except (ValueError, RecursionError, MemoryError) as error:
         return Examined(f"the source cannot be parsed ({type(error).__name__}: {error})"[:FAULT_CHARACTERS])
     if (fault := _fault(tree)) is not None:

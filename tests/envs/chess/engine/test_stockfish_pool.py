@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -413,6 +414,25 @@ def test_closing_fails_the_callers_and_leaves_no_process(tmp_path: Path) -> None
         assert engines() == set()
 
     limited(work())
+
+
+def test_a_caller_that_is_interrupted_as_the_pool_closes_leaves_nothing_to_report(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        pool = StockfishPool(ENDLESS, tmp_path)
+        question = asyncio.create_task(pool.analyse(POSITIONS[0]))
+        await until(lambda: len(pool._flights) == 1)
+        pool._closed = True  # as close() sets it first, while callers are still there
+        question.cancel()
+        await asyncio.gather(question, return_exceptions=True)
+        await until(lambda: not pool._tasks)
+        pool._closed = False
+        await pool.close()
+
+    limited(work())
+    gc.collect()  # asyncio logs an error that nobody asked for when its task is gone
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_pool_that_was_never_used_closes(tmp_path: Path) -> None:

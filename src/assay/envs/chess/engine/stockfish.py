@@ -238,6 +238,7 @@ class StockfishPool:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        task.add_done_callback(_take_error)
         try:
             return await work
         except asyncio.CancelledError:
@@ -359,6 +360,12 @@ class StockfishPool:
         self._idle.clear()
         if self._cache is not None:
             self._cache.close()
+
+
+def _take_error(task: asyncio.Task[Any]) -> None:
+    """Take note of how a task ended, for a caller that was interrupted: asyncio prints errors that nobody asked for."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
