@@ -487,6 +487,10 @@ TRAPS: dict[str, tuple[dict[str, Any], float]] = {
     "a comparison and exchange of lanes": trap(
         "x = tl.atomic_cas(c_ptr + i // 2, a * 0.0, a / b)\nfound = x", INF, a=(3.3, 3.7)
     ),
+    "an exchange by the bits of a NaN": trap(
+        "nan = a * 0.0 + float('nan')\ntl.store(c_ptr + i, nan)\ntl.debug_barrier()\n"
+        "tl.atomic_cas(c_ptr + i, nan, a / b)\ntl.debug_barrier()\nfound = tl.load(c_ptr + i)", INF, a=(3.3, 3.7)
+    ),
     "a partner of other bits": trap(
         "p = tl.reshape((a / b).to(tl.int32, bitcast=True), (1, 2))\n"
         "z = tl.reshape((a * 0.0 + 1.0).to(tl.int32, bitcast=True), (1, 2))\n"

@@ -62,7 +62,7 @@ def left_as_found(left: Sequence[Mapping[str, int]]) -> list[Finding]:
             "state",
             f"forward leaves other values in {elements} elements that the next call reads before it writes them, so "
             "that a later call may do something else. Set counters and locks back at the end of a call, or clear such "
-            "memory before its use",
+            "memory before its use; statistics on which no output depends may be moved on by a launch of their own",
             line,
         )
         for line, elements in worst.items()

@@ -249,7 +249,7 @@ def _of_other_lanes(found: Any, ptr: Any, active: Any, brought: Any) -> None:
 
 
 def cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any, **options: Any) -> Any:
-    """`atomic_cas`."""
+    """`atomic_cas`, which compares bits: zeros of two signs differ, and NaNs are equal that have the same."""
     certain(ptr)
     # Neither number is cast to what the pointer points to.
     noted, kind, shape = bounds(), _kind_of(val.dtype.scalar), ptr.data.shape
@@ -260,8 +260,15 @@ def cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any, **options: Any) -> 
     _of_other_lanes(found, ptr, np.ones(shape, bool), bound(val))
     inexact = before is not None or bound(cmp) is not None
     undecided = choices.compared(found, found, cmp) if inexact else np.zeros(shape)
+    if found.data.dtype.kind == "f":  # each GPU has bits of its own for a NaN
+        undecided = np.where(np.isnan(found.data) & np.isnan(cmp.data), UNKNOWN, undecided)
     if before is not None or bound(val) is not None or undecided.any():
-        swapped = np.broadcast_to((found.data == cmp.data) | (undecided > 0), shape)
+        swapped = np.broadcast_to(_bits(found) == _bits(cmp), shape) | (undecided > 0)
         limits = np.where(undecided > 0, UNKNOWN, np.broadcast_to(or_zero(_left(val)), shape))
         noted.store(ptr.data, swapped, limits, kind, named(val))
     return found
+
+
+def _bits(handle: Any) -> Any:
+    """Numbers as they lie in memory."""
+    return handle.data.view(f"u{handle.data.dtype.itemsize}")
