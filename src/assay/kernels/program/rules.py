@@ -92,9 +92,8 @@ def operators(program: Program) -> list[Finding]:
     found = []
     for operation in operations_in(program.forward, tuning=True):
         if role_of(operation) == "unknown":
-            found.append(
-                Finding("operators", f"PyTorch's {base_name(operation)} is not run for a kernel", operation.line)
-            )
+            said = f"PyTorch's {base_name(operation)} is not run for a kernel: compute, or move elements, in one"
+            found.append(Finding("operators", said, operation.line))
     for step in program.steps:
         found += _hooks(step.tuning) if isinstance(step, Launch) and step.tuning is not None else []
     for operation in operations_in((*program.module, *program.forward), tuning=True):
