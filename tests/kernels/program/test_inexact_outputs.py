@@ -266,6 +266,11 @@ ENDS = {
     "nothing more": (with_more("w"), "ok", ""),
     "a choice that makes no difference": (with_more("tl.where(w > 0.0, w, -w)"), "ok", ""),
     "a choice that does": (with_more("tl.where(w == 0.0, 0.0, 5.0)"), "wrong", "is right in the interpreter and may"),
+    "a choice that does, on large inputs alone": (
+        with_more("tl.where((tl.abs(x) > 40.0) & (w != 0.0), 1e6, 0.0)"),
+        "undecided",
+        "is right in the interpreter and may",
+    ),
     "its line": (with_more("tl.where(w == 0.0, 0.0, 5.0)"), "wrong", "compared in line"),
     "a branch": (with_more("0.0", "if tl.max(w, 0) > 0.0:\n    s = s * 2.0"), "undecided", "depends on the last bits"),
     "a large factor": (with_more("w * 1e6"), "wrong", "times as much as is allowed"),

@@ -86,8 +86,9 @@ def _decide(
     refused = first_refused(findings)
     if refused is not None and refused.rule not in _WRONG:
         return "cheat", refused.message, refused.line, findings
-    if said := inexact(answers, seen, program):  # after the rules: those do not change with the inputs drawn
-        return "wrong", said, 0, findings
+    said, by_chance = inexact(answers, seen, program)
+    if said:  # after the rules: those do not change with the inputs drawn
+        return "undecided" if by_chance else "wrong", said, 0, findings
     return ("ok", "", 0, findings) if refused is None else ("wrong", refused.message, refused.line, findings)
 
 
