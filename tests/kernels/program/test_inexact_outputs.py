@@ -195,11 +195,16 @@ def test_a_share_is_of_the_size_of_elements() -> None:
     memory.bounds = Bounds([raw.data_ptr() for raw in memory.raw], [len(raw) for raw in memory.raw])
     (out,) = program.outputs
     memory.tensor(out).copy_(torch.full((N,), 3.0))
-    assert inexact.told(memory, [out]) == {"inexact": [0.0], "undecided": []}
+    assert inexact.told(memory, [out]) == {"inexact": [0.0], "mostly_inexact": [0.0], "undecided": []}
     inexact.note(memory, out, np.array([0.0] * (N - 1) + [0.6]))
     assert inexact.told(memory, [out])["inexact"] == [pytest.approx(0.1)]
     inexact.note(memory, out, np.array([np.inf] + [0.0] * (N - 1)))
     assert inexact.told(memory, [out])["inexact"] == [inexact.MOST]
+    few = N // inexact.FEW
+    inexact.note(memory, out, np.array([0.6] * (N - few) + [np.inf] * few))
+    assert inexact.told(memory, [out])["mostly_inexact"] == [pytest.approx(0.1)]
+    inexact.note(memory, out, np.array([0.6] * (N - few - 1) + [np.inf] * (few + 1)))
+    assert inexact.told(memory, [out])["mostly_inexact"] == [inexact.MOST]
     memory.bounds = None
     assert inexact.told(memory, [out]) == {}
 
@@ -266,9 +271,14 @@ ENDS = {
     "nothing more": (with_more("w"), "ok", ""),
     "a choice that makes no difference": (with_more("tl.where(w > 0.0, w, -w)"), "ok", ""),
     "a choice that does": (with_more("tl.where(w == 0.0, 0.0, 5.0)"), "wrong", "is right in the interpreter and may"),
+    "a choice that does, of few large inputs alone": (
+        with_more("tl.where((tl.abs(x) > 8.0) & (i < 3) & (w != 0.0), 1e9, 0.0)"),
+        "undecided",
+        "is right in the interpreter and may",
+    ),
     "a choice that does, on large inputs alone": (
         with_more("tl.where((tl.abs(x) > 40.0) & (w != 0.0), 1e6, 0.0)"),
-        "undecided",
+        "wrong",
         "is right in the interpreter and may",
     ),
     "its line": (with_more("tl.where(w == 0.0, 0.0, 5.0)"), "wrong", "compared in line"),

@@ -144,6 +144,8 @@ class Measured:
     inexact: tuple[float, ...] = ()
     """Of each output, and each input that was handed back, how far a GPU may be from it: as a part of the size of its
     elements. Empty where nobody looked."""
+    mostly_inexact: tuple[float, ...] = ()
+    """The same of all but one in 16 elements."""
     undecided: tuple[int, ...] = ()
     """Lines in which numbers are compared that GPUs have in either order."""
     same_lanes: tuple[SameLanes, ...] = ()
@@ -330,6 +332,7 @@ def _measured(entry: Mapping[str, Json]) -> Measured:
         tuple(_left(found) for found in _list(entry.get("left"))[:_LISTED]),
         tuple(_count(number) for number in _list(entry.get("partly"))[:_OUTPUTS]),
         tuple(_share(number) for number in _list(entry.get("inexact"))[:_OUTPUTS]),
+        tuple(_share(number) for number in _list(entry.get("mostly_inexact"))[:_OUTPUTS]),
         tuple(_count(number) for number in _list(entry.get("undecided"))[:_LISTED]),
         tuple(_lanes(found) for found in _list(entry.get("same_lanes"))[:_LISTED]),
     )

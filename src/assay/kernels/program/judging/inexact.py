@@ -23,20 +23,21 @@ TIMES_OF_NARROW = {"large": 16.0}
 
 
 def inexact(answers: Answers, seen: Sequence[Measured], program: Program) -> tuple[str, bool]:
-    """Which output may be another one on a GPU, as far as its error bounds tell; empty for none. And whether that is on
-    inputs alone that no problem draws, where it may be chance: one score in thousands lies where an exponential is
-    about to leave its type."""
+    """Which output may be another one on a GPU, as far as its error bounds tell; empty for none. And whether that may
+    be chance: on inputs alone that no problem draws, and in few elements. One score in thousands lies where an
+    exponential is about to leave its type."""
     by_chance = ""
     for place, (call, account) in enumerate(zip(answers.calls, seen, strict=True)):
         if not account.inexact or not answers.counts(place, seen):
             continue
         limits = allowed(call, answers)
-        if len(account.inexact) != len(answers.draw.outputs) + len(answers.draw.after):
+        if {len(account.inexact), len(account.mostly_inexact)} != {len(answers.draw.outputs) + len(answers.draw.after)}:
             return "the replay did not say how far each output may be off", False
         for output, (found, most) in enumerate(zip(account.inexact, limits, strict=False)):
             if found > most:
                 said = f"{call.circumstances(program)}, {_said(output, found, most, account.undecided)}"
-                if call.case.family not in TIMES_OF_FAMILIES:
+                few = all(most_of <= limit for most_of, limit in zip(account.mostly_inexact, limits, strict=False))
+                if call.case.family not in TIMES_OF_FAMILIES or not few:
                     return said, False
                 by_chance = by_chance or said
     return by_chance, bool(by_chance)

@@ -19,6 +19,8 @@ from assay.types import Json
 
 MOST = 1e300
 """What is told of a share that is larger, or infinite."""
+FEW = 16
+"""One element in so many may be where it is by chance: a score beside the overflow of an exponential, with its row."""
 _FORMATS = {"bfloat16": "bf16", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 
 
@@ -37,28 +39,31 @@ def bounds_of(memory: Memory, window: Window) -> Any:
 
 
 def told(memory: Memory, windows: Sequence[Window]) -> dict[str, Json]:
-    """What is told of some outputs: the share of each, and in which lines numbers are compared that GPUs may have in
+    """What is told of some outputs: the shares of each, and in which lines numbers are compared that GPUs may have in
     either order. Nothing in calls without bounds."""
     if memory.bounds is None:
         return {}
-    return {"inexact": [share(memory, window) for window in windows], "undecided": list(memory.bounds.lines)}
+    largest, mostly = zip(*(shares(memory, window) for window in windows), strict=True) if windows else ((), ())
+    return {"inexact": list(largest), "mostly_inexact": list(mostly), "undecided": list(memory.bounds.lines)}
 
 
-def share(memory: Memory, window: Window) -> float:
-    """The largest bound of an output's elements, as a part of their own size and of the size of all (`scale_of`); of
-    whole numbers 0 or `MOST`."""
+def shares(memory: Memory, window: Window) -> tuple[float, float]:
+    """The largest bound of an output's elements, as a part of their own size and of the size of all (`scale_of`), and
+    the largest of all but one in `FEW` of them; of whole numbers 0 or `MOST`."""
     window = window.reals
     limits = bounds_of(memory, window)
     if limits is None:
-        return 0.0
+        return 0.0, 0.0
     values = memory.tensor(window)
     if not values.dtype.is_floating_point:
-        return MOST
+        return MOST, MOST
     size = np.abs(values.to(torch.float64).numpy())
     scale = scale_of(size)
     with np.errstate(all="ignore"):
         found = limits / (np.where(np.isfinite(size), size, 0.0) + scale)
-    return float(min(np.nan_to_num(found, nan=MOST, posinf=MOST).max(initial=0.0), MOST))
+    told = np.sort(np.nan_to_num(found, nan=MOST, posinf=MOST), axis=None)[::-1]
+    largest, mostly = (float(min(told[place], MOST)) if told.size else 0.0 for place in (0, told.size // FEW))
+    return largest, mostly
 
 
 def note(memory: Memory, window: Window, limits: Any) -> None:
