@@ -42,7 +42,7 @@ MAX_STRETCHED, OF_A_BLOCK = 1 << 23, 16
 """Arithmetic of a reference, and elements that it is given, at a size of which one integer alone is larger; and how
 many operations of a product take as long as one of others."""
 
-MOST_LONG = 64
+MOST_LONG_KEPT = 64
 """Long sizes of all problems that are kept ready: megabytes each, and the four of a problem are graded one after the
 other."""
 MESSAGE_CHARS = 500
@@ -179,7 +179,7 @@ class Preparations:
         Raises:
             Closed, ReferenceModelError: as above.
         """
-        made = await shared(_task(self._long, MOST_LONG, scaled.hash, partial(self._make_long, first, scaled)))
+        made = await shared(_task(self._long, MOST_LONG_KEPT, scaled.hash, partial(self._make_long, first, scaled)))
         try:
             return await made.size()
         except ReferenceModelError as error:

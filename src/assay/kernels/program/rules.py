@@ -92,7 +92,7 @@ def operators(program: Program) -> list[Finding]:
     found = []
     for operation in operations_in(program.forward, tuning=True):
         if role_of(operation) == "unknown":
-            said = f"PyTorch's {base_name(operation)} is not run for a kernel: compute, or move elements, in one"
+            said = f"PyTorch's {base_name(operation)} is none of the operators that forward may use: do it in a kernel"
             found.append(Finding("operators", said, operation.line))
     for step in program.steps:
         found += _hooks(step.tuning) if isinstance(step, Launch) and step.tuning is not None else []

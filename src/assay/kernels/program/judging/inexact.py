@@ -36,8 +36,7 @@ def inexact(answers: Answers, seen: Sequence[Measured], program: Program) -> tup
         for output, (found, most) in enumerate(zip(account.inexact, limits, strict=False)):
             if found > most:
                 said = f"{call.circumstances(program)}, {_said(output, found, most, account.undecided)}"
-                few = all(most_of <= limit for most_of, limit in zip(account.mostly_inexact, limits, strict=False))
-                if call.case.family not in TIMES_OF_FAMILIES or not few:
+                if call.case.family not in TIMES_OF_FAMILIES or account.mostly_inexact[output] > most:
                     return said, False
                 by_chance = by_chance or said
     return by_chance, bool(by_chance)

@@ -30,8 +30,7 @@ End = Literal[
 """`text`: the text alone decides (`Outcome.examined`). `host_read`: host code reads a value. `refused`: the program is
 larger than any that is taken, or forged. `undecided`: the inputs drawn have values too near to each other for a kernel
 that compares them, or so large that exponentials make much of a last bit, which is wrong where other draws have them
-too. `not_triton`: a kernel is written in what Triton
-does not take, or refused by its compiler."""
+too. `not_triton`: a kernel is written in what Triton does not take, or refused by its compiler."""
 
 
 @dataclass(frozen=True, slots=True)

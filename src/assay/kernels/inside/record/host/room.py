@@ -45,8 +45,11 @@ class Room:
             )
 
     def watched(self, call: Callable[[], T]) -> T:
-        """What a call gives that should keep no more memory than there was before it. One that does is made once more,
-        after the garbage is collected: memory in cycles may go by then, and a last buffer of several be made."""
+        """Make a call, note whether calls keep more memory each time, and return what it returns.
+
+        A call that keeps more is made once more, between two garbage collections: it may have left memory in cycles, or
+        made the last of several buffers that it uses in turn.
+        """
         before = self._kept()
         result = call()
         if self._kept() > before:
@@ -58,7 +61,7 @@ class Room:
         return result
 
     def check_growth(self) -> None:
-        """Raises NotRecordableError where the call that was watched keeps more memory each time."""
+        """Raises NotRecordableError where calls keep more memory each time."""
         if self._more > 0:
             raise NotRecordableError(_GROWS.format(self._more))
 

@@ -20,7 +20,8 @@ from assay.types import Json
 MOST = 1e300
 """What is told of a share that is larger, or infinite."""
 FEW = 16
-"""One element in so many may be where it is by chance: a score beside the overflow of an exponential, with its row."""
+"""A bound that is too large may be chance where at most one element in so many has such a bound: those of a row with a
+score that is beside the overflow of an exponential."""
 _FORMATS = {"bfloat16": "bf16", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 
 
