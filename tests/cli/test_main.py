@@ -167,13 +167,22 @@ def test_a_missing_module_of_ours_is_a_bug_and_keeps_its_traceback(monkeypatch: 
         cli.main(["config"])
 
 
-def test_an_interrupt_says_how_to_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_says_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("assay.cli.runs.train.run", interrupted)
-    assert cli.main(["train", "--config", "chess", "wandb_name=a b"]) == 130
-    assert "assay train --config chess 'wandb_name=a b'" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))  # the shell does not find `assay`
+    for started, program in (
+        ("/opt/env/bin/assay", "/opt/env/bin/assay"),
+        ("/opt/env/assay/__main__.py", f"{sys.executable} -m assay"),
+        ("-c", "assay"),
+    ):
+        monkeypatch.setattr("sys.argv", [started])
+        assert cli.main(["train", "--config", "chess", "wandb_name=a b"]) == 130
+        assert f"given: {program} train --config chess 'wandb_name=a b'\n" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_left_is_no_error() -> None:

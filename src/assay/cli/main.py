@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
 
 from assay.errors import AssayError, ConfigError, pip_install
@@ -126,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cure = pip_install(EXTRAS[package])
         return _fail(f"{package} is not installed, and this command needs it: {cure}.", 1)
     except KeyboardInterrupt:
-        again = shlex.join([_program(), *arguments])
+        again = shlex.join([*_program(), *arguments])
         print(
             f"\nInterrupted. What is done is kept; it goes on when the same command is given: {again}",
             file=sys.stderr,
@@ -137,9 +138,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _program() -> str:
-    """What starts this program in a shell: its name, or its path where the shell would not find it by name."""
-    return "assay" if shutil.which("assay") else sys.argv[0]
+def _program() -> list[str]:
+    """The words that start this program in a shell, also where the shell would not find it by its name."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return [sys.executable, "-m", "assay"]
+    by_path = started.name == "assay" and shutil.which("assay") is None
+    return [sys.argv[0] if by_path else "assay"]
 
 
 def _print_anything() -> None:
