@@ -2,12 +2,15 @@
 
     python benchmarks/kernel_grading.py [--evals 200] [--skip-exploits] [--only TEXT] [--data FILE] [--verbose]
 
-Attacks are graded as in training, and once more without what the text alone decides, where each attack on a wall of
-the sandbox is followed by an honest kernel that must still be `ok`. `contained`: an attack got a verdict that its file
+Attacks are graded as in training, and once more without what the text alone decides, where each attack on a wall of the
+sandbox is followed by an honest kernel that must still be `ok`. `contained`: an attack got a verdict that its file
 accepts in both passes, and left nothing behind. `cheats_rewarded` counts each `ok` of both. Honest are the controls,
-the unusual kernels and the solutions of published problems. `blocked_loop_ms` is the longest time by which the event
-loop was late in all of this (`blocked_loop_idle_ms`: beside a grader that does nothing); `longest_callback_cpu_ms` the
-most CPU time that it spent at a stretch, on which other programs of the machine have no influence.
+the unusual kernels and the solutions of published problems. `limits_met` are grades of attacks that ended at a limit of
+time (8 CPU seconds; of honest kernels the default) where their file accepts no `timeout`: a matter of how fast the
+machine is, so that they are graded again with 240 CPU seconds, and count by that verdict. `blocked_loop_ms` is the
+longest time by which the event loop was late in all of this (`blocked_loop_idle_ms`: beside a grader that does
+nothing); `longest_callback_cpu_ms` the most CPU time that it spent at a stretch, on which other programs of the machine
+have no influence.
 
 Speed is that of a trivial Triton kernel (an addition of 256 elements at this size alone, and scaled to two sizes),
 isolation included, beside a fresh interpreter that makes five plain calls without any. The last line of
@@ -204,11 +207,12 @@ async def exploits(data: Path, only: str, verbose: bool) -> dict[str, float | in
     os.environ["ASSAY_BENCHMARK_SECRET"] = SECRET
 
     idle_ms = await idle_lateness_ms(config, 5.0)
-    checked = await grade_all(config, attacks, text_checks=True, data=data)
+    patient = GraderConfig(cache=False, wall_s=480.0, cpu_s=240.0)
+    checked = await grade_all(config, attacks, text_checks=True, data=data, patient=patient)
     fine = report(attacks, checked, verbose)
-    bare = await grade_all(config, attacks, text_checks=False, data=data, control=control_code())
+    bare = await grade_all(config, attacks, text_checks=False, data=data, control=control_code(), patient=patient)
     fine_bare = report(attacks, bare, verbose)
-    ours = await grade_all(GraderConfig(cache=False), honest, text_checks=True, data=data)
+    ours = await grade_all(GraderConfig(cache=False), honest, text_checks=True, data=data, patient=patient)
     passed = report(honest, ours, verbose)
     passes = (checked, bare, ours)
     for line in (line for done in passes for line in done.raised):
@@ -225,6 +229,8 @@ async def exploits(data: Path, only: str, verbose: bool) -> dict[str, float | in
         "processes_left": len(psutil.Process().children(recursive=True)),
         "honest": len(honest),
         "false_alarms": len(honest) - sum(passed),
+        "limits_met": checked.limits_met + bare.limits_met,
+        "limits_met_by_honest": ours.limits_met,
         "raised": sum(len(done.raised) for done in passes),
         "blocked_loop_ms": round(max(done.late_ms for done in passes), 1),
         "blocked_loop_idle_ms": round(idle_ms, 1),

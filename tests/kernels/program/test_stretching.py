@@ -17,8 +17,17 @@ from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import grading
 from assay.kernels.program.sizes.long import lengths, limit_of, longest
-from assay.kernels.program.sizes.stretching import powers_for
-from assay.kernels.program.sizes.turns import LAUNCHES, Loop, goal_of, lacking, program_turns, turns_in
+from assay.kernels.program.sizes.stretching import powers_alone, powers_for
+from assay.kernels.program.sizes.turns import (
+    LAUNCHES,
+    SPLITS,
+    Loop,
+    goal_of,
+    lacking,
+    program_turns,
+    taken_apart,
+    turns_in,
+)
 from assay.sandbox import JobResult
 from support.kernel_graders import Bench
 from support.sandboxes import needs_walls
@@ -374,7 +383,30 @@ def test_the_size_found_is_the_smallest_with_as_many_turns(block: int, most: int
         return
     size = classes_of(stretched(first, powers))
     assert -(-size // block) >= goal[loop] and found[loop] >= goal[loop]
-    assert -(-(size // 4) // block) < goal[loop], "no more than twice as large as it has to be"
+    ((value, power),) = powers.items()
+    half = classes_of(stretched(first, {value: power - 1}))
+    assert power == 1 or -(-half // block) < goal[loop], "half as large would not do"
+
+
+def test_tiles_along_each_size_of_an_axis_are_several_at_once() -> None:
+    """A quotient by a range of numbers may seem to have as many values as it has with tiles along both sizes."""
+    first = scale(problem(4096), 32)
+    axis, group = Loop("a" * 32, -1, 0, 1), Loop("a" * 32 + "/0", SPLITS, 0, 1)
+    unlike = Loop("b" * 32, -1, 0, 1)
+
+    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        new = {change.name: change.new for change in scaled.scaling.changes}
+        rows, columns = -(-new.get("batch_size", 64) // 16), -(-new.get("classes", 4096) // 64)
+        return {axis: rows * columns, group: 4 if rows * columns > 1 else 1, unlike: columns}
+
+    here = asyncio.run(turns_at(first))
+    wanted = {axis: 256, group: 4, unlike: 64}
+    goal = goal_of(wanted, here, 3)
+    assert taken_apart(goal) == {axis: 3} and taken_apart(goal_of({**wanted, group: 1}, here, 3)) == {}
+    powers = asyncio.run(powers_alone(first, taken_apart(goal), here, turns_at))
+    found = {change.name: change.new for change in stretched(first, powers).scaling.changes}
+    rows, columns = -(-found.get("batch_size", 64) // 16), -(-found["classes"] // 64)
+    assert min(rows, columns) >= 3 and max(rows, columns) < 6, "tiles along both, and no more than it takes"
 
 
 def classes_of(scaled: ScaledProblem) -> int:

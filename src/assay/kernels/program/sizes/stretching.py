@@ -21,7 +21,17 @@ from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
 from assay.kernels.program.sizes.long import MOST_ELEMENTS, lengths, limit_of, longest
-from assay.kernels.program.sizes.turns import ENOUGH_PROGRAMS, WRAPS, Loop, Turns, few_of, goal_of, lacking, only_there
+from assay.kernels.program.sizes.turns import (
+    ENOUGH_PROGRAMS,
+    WRAPS,
+    Loop,
+    Turns,
+    few_of,
+    goal_of,
+    lacking,
+    only_there,
+    taken_apart,
+)
 from assay.kernels.program.verdict import at_another_size, verdict_of, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
 
@@ -93,10 +103,14 @@ async def where_loops_turn(
         outcome = Outcome("wrong", said, lines[0].line, stage="rules")
         return at_another_size(verdict_of(outcome, {}), verdict, "right at the sizes it was graded at, but")
 
+    told: dict[str, Turns] = {}
+
     async def turns_at(scaled: ScaledProblem) -> Turns:
-        shapes = await sizes.shapes(scaled)
-        attempt = None if shapes is None else await deeper.record(shapes)
-        return (await deeper.turns([attempt.text]))[0] if isinstance(attempt, Attempt) else {}
+        if scaled.code not in told:
+            shapes = await sizes.shapes(scaled)
+            attempt = None if shapes is None else await deeper.record(shapes)
+            told[scaled.code] = (await deeper.turns([attempt.text]))[0] if isinstance(attempt, Attempt) else {}
+        return told[scaled.code]
 
     async def graded_at(scaled: ScaledProblem, where: str, *, long: bool = False) -> Verdict | None:
         """The verdict at a size, and if that is `ok` with what was seen before; None where it says nothing."""
@@ -106,8 +120,8 @@ async def where_loops_turn(
             return None
         if not again.ok:
             return at_another_size(again, verdict, f"{where} ({scaled.scaling})")
-        told = [*verdict.evidence.get("stretched", []), scaled.scaling.to_json()]
-        return with_calls(verdict, again, {"stretched": told})
+        stretched_so_far = [*verdict.evidence.get("stretched", []), scaled.scaling.to_json()]
+        return with_calls(verdict, again, {"stretched": stretched_so_far})
 
     async for scaled, turns in _sizes(first, wanted, graded, turns_at, sizes.fits):
         if (again := await graded_at(scaled, _FEW_TURNS)) is None:
@@ -157,9 +171,11 @@ async def _sizes(
         goal = goal_of(wanted, graded[0], programs)
         if any(not few_of(goal, turns) for turns in graded):
             return
-        powers, turns = await powers_for(first, goal, graded[0], turns_at)
-        if powers and await fits(stretched(first, powers)):
-            yield stretched(first, powers), turns
+        powers, _ = await powers_for(first, goal, graded[0], turns_at)
+        for value, power in (await powers_alone(first, taken_apart(goal), graded[0], turns_at)).items():
+            powers[value] = max(power, powers.get(value, 0))
+        if powers and await fits(there := stretched(first, powers)):
+            yield there, await turns_at(there)
             return
     for _ in range(MOST_SIZES):
         few = lacking(wanted, graded)
@@ -196,6 +212,19 @@ async def powers_for(
     return powers, turns
 
 
+async def powers_alone(
+    first: ScaledProblem, goal: Mapping[Loop, int], turns: Turns, turns_at: TurnsAt
+) -> dict[int, int]:
+    """How many times each published size has to be doubled so that what turns more often where it alone is larger than
+    at the size graded first turns as often as it has to."""
+    powers: dict[int, int] = {}
+    few = few_of(goal, turns)
+    for value, most in stretchable(first) if few else ():
+        if (found := await _least(first, {}, (value, most), goal, few, turns_at)) is not None:
+            powers[value], _ = found
+    return powers
+
+
 async def _one_more(
     first: ScaledProblem,
     powers: Mapping[int, int],
@@ -203,26 +232,56 @@ async def _one_more(
     few: Mapping[Loop, int],
     turns_at: TurnsAt,
 ) -> tuple[dict[int, int], Turns] | None:
-    """One published size more, doubled about as often as it takes, with which some of few turns are more."""
+    """One published size more, doubled as often as it takes, with which some of few turns are more."""
     for value, most in stretchable(first):
         if value in powers:
             continue
-        far = await turns_at(stretched(first, {**powers, value: most}))
-        more = {loop: min(far[loop], goal[loop]) for loop, turns in few.items() if far.get(loop, UNKNOWN) > turns}
-        if not more:
-            continue
-        # What grows with a size does so in proportion, as a rule: the first guess is the one.
-        spare = min(far[loop] // enough for loop, enough in more.items())
-        low, high, found = 1, most, far
-        middle = min(max(most + 1 - max(spare, 1).bit_length(), low), high)
-        while low < high:
-            turns = await turns_at(stretched(first, {**powers, value: middle}))
-            if all(turns.get(loop, UNKNOWN) >= enough for loop, enough in more.items()):
-                high, found = middle, turns
-                if spare > 1:
-                    break
-            else:
-                low = middle + 1
-            middle, spare = (low + high) // 2, 0
-        return {**powers, value: high}, found
+        if (found := await _least(first, powers, (value, most), goal, few, turns_at)) is not None:
+            power, turns = found
+            return {**powers, value: power}, turns
     return None
+
+
+async def _least(
+    first: ScaledProblem,
+    powers: Mapping[int, int],
+    size: tuple[int, int],
+    goal: Mapping[Loop, int],
+    few: Mapping[Loop, int],
+    turns_at: TurnsAt,
+) -> tuple[int, Turns] | None:
+    """How many times a published size has to be doubled beside others, at least, so that what turns more often where it
+    is as published does so as often as it has to, or as there; and all turns then. None where nothing does.
+
+    Args:
+        first: The size graded first.
+        powers: How many times the others are doubled.
+        size: The published size, and how many times it can be doubled.
+        goal: How often loops have to turn.
+        few: Those that turn less often, and how often they do.
+        turns_at: Asked about few sizes.
+    """
+    value, high = size
+    far = await turns_at(stretched(first, {**powers, value: high}))
+    more = {loop: min(far[loop], goal[loop]) for loop, turns in few.items() if far.get(loop, UNKNOWN) > turns}
+    if not more:
+        return None
+    low, found = 1, far
+    growing: dict[Loop, int] = {}
+    guess = high + 1 - _spare(far, more).bit_length()
+    while low < high and all(-(-found[loop] // 2) >= enough for loop, enough in growing.items()):
+        middle = min(max(guess, low), high - 1)
+        turns = await turns_at(stretched(first, {**powers, value: middle}))
+        if all(turns.get(loop, UNKNOWN) >= enough for loop, enough in more.items()):
+            high, found = middle, turns
+            growing = {loop: enough for loop, enough in more.items() if turns[loop] < far[loop]}
+            guess = high - max(_spare(found, growing).bit_length() - 1, 1) if growing else (low + high) // 2
+        else:
+            low, guess = middle + 1, (middle + 1 + high) // 2
+    return high, found
+
+
+def _spare(turns: Turns, goal: Mapping[Loop, int]) -> int:
+    """How many times as often as they have to loops turn, at least; what grows with a size does so in proportion, as a
+    rule, so that the size can be about as many times smaller."""
+    return max(min(turns[loop] // enough for loop, enough in goal.items()), 1)

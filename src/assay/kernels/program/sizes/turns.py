@@ -192,6 +192,14 @@ def lacking(wanted: Turns, graded: Sequence[Turns]) -> dict[Loop, int]:
     return few_of(goal_of(wanted, graded[0]), most)
 
 
+def taken_apart(goal: Turns) -> dict[Loop, int]:
+    """The axes of launches of whose program ids there is a quotient or remainder, and how many programs they are to
+    have: as a rule several sizes are in one axis, and how they are put together shows where none is small."""
+    apart = {(loop.text[:_DIGITS], loop.launch) for loop, often in goal.items() if loop.place <= SPLITS and often > 1}
+    axes = {loop: often for loop, often in goal.items() if LAUNCHES < loop.place < 0}
+    return {loop: often for loop, often in axes.items() if (loop.text, loop.launch) in apart}
+
+
 def few_of(goal: Turns, turns: Turns) -> dict[Loop, int]:
     """What turns less often than it has to, and how often."""
     seen = {loop: turns.get(loop, UNKNOWN) for loop in goal}
