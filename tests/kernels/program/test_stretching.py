@@ -17,7 +17,7 @@ from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import grading
 from assay.kernels.program.sizes.long import lengths, limit_of, longest
-from assay.kernels.program.sizes.stretching import powers_alone, powers_for
+from assay.kernels.program.sizes.powers import at_once, in_step, of_tiles, powers_for
 from assay.kernels.program.sizes.turns import (
     LAUNCHES,
     SPLITS,
@@ -402,11 +402,33 @@ def test_tiles_along_each_size_of_an_axis_are_several_at_once() -> None:
     here = asyncio.run(turns_at(first))
     wanted = {axis: 256, group: 4, unlike: 64}
     goal = goal_of(wanted, here, 3)
-    assert taken_apart(goal) == {axis: 3} and taken_apart(goal_of({**wanted, group: 1}, here, 3)) == {}
-    powers = asyncio.run(powers_alone(first, taken_apart(goal), here, turns_at))
+    assert taken_apart(goal, here) == {axis: 3} and taken_apart(goal_of({**wanted, group: 1}, here, 3), here) == {}
+    assert taken_apart(goal, goal) == {}, "all is often enough"
+    powers = asyncio.run(of_tiles(first, goal, here, turns_at))
     found = {change.name: change.new for change in stretched(first, powers).scaling.changes}
     rows, columns = -(-found.get("batch_size", 64) // 16), -(-found["classes"] // 64)
     assert min(rows, columns) >= 3 and max(rows, columns) < 6, "tiles along both, and no more than it takes"
+
+
+def test_a_loop_over_all_tiles_turns_twice_where_sizes_are_doubled_together() -> None:
+    """Few programs share the tiles: as many as they are in one row are too few for a second turn."""
+    first = scale(problem(4096), 32)
+    loop = Loop("a" * 32, 0, 0, 1)
+
+    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        new = {change.name: change.new for change in scaled.scaling.changes}
+        tiles = -(-new.get("batch_size", 64) // 2) * -(-new.get("classes", 4096) // 32)
+        return {loop: -(-tiles // 130)}
+
+    async def fits(scaled: ScaledProblem) -> bool:
+        new = {change.name: change.new for change in scaled.scaling.changes}
+        return new.get("batch_size", 64) * new.get("classes", 4096) <= 32768
+
+    here = asyncio.run(turns_at(first))
+    goal = goal_of({loop: 32}, here, 2, 2)
+    assert asyncio.run(at_once(first, goal, here, turns_at)) == {}, "no size alone is enough"
+    there = stretched(first, asyncio.run(in_step(first, goal, here, turns_at, fits)))
+    assert asyncio.run(turns_at(there)) == {loop: 2} and asyncio.run(fits(there))
 
 
 def classes_of(scaled: ScaledProblem) -> int:

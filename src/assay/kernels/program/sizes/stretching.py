@@ -9,18 +9,19 @@ told. Then each is as large as published, alone (`long`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from assay.kernels.language.flow.turns import UNKNOWN
+from assay.kernels.language.flow.turns import MOST, UNKNOWN
 from assay.kernels.numerics.shapes import Shapes
-from assay.kernels.problems.other_sizes import largest_of, stretchable, stretched
+from assay.kernels.problems.other_sizes import largest_of, stretched
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
 from assay.kernels.program.sizes.long import MOST_ELEMENTS, lengths, limit_of, longest
+from assay.kernels.program.sizes.powers import Fits, Powers, TurnsAt, at_once, in_step, of_tiles, powers_for
 from assay.kernels.program.sizes.turns import (
     ENOUGH_PROGRAMS,
     WRAPS,
@@ -30,7 +31,6 @@ from assay.kernels.program.sizes.turns import (
     goal_of,
     lacking,
     only_there,
-    taken_apart,
 )
 from assay.kernels.program.verdict import at_another_size, verdict_of, with_calls, with_findings
 from assay.kernels.verdicts import Verdict
@@ -49,18 +49,13 @@ _BROKEN = (
 _FEW_TURNS = "right where loops turn once or launches have one program, but not where they do more"
 _LONG = "right at small sizes, but not where the size {0} is {1}"
 _SHORT = "the size {0} was {1} at most where the submission was graded: more is too much work, or does not run"
-MOST_SIZES, MOST_STEPS = 3, 4
-"""Sizes that are graded where not all loops can turn often at once, and integers that are larger at once where they
-can."""
-PROGRAMS = (3, ENOUGH_PROGRAMS)
-"""Programs and launches that are told apart: the third, where that is little work, or else the second."""
+_NOT_AT_ONCE = "tiles along the sizes {0} were never several at once where the submission was graded"
+MOST_SIZES = 3
+"""Sizes that are graded for what does not turn often enough at once with the rest."""
+LEVELS = ((3, MOST), (ENOUGH_PROGRAMS, MOST), (ENOUGH_PROGRAMS, 2))
+"""Programs and launches, and turns of loops, that are told apart at once: the most that are little enough work."""
 _SAYS_NOTHING = frozenset({"timeout", "unsupported", "infra_error"})
 """Verdicts at a larger size that say nothing about a submission."""
-
-TurnsAt = Callable[[ScaledProblem], Awaitable[Turns]]
-"""How often loops turn at a size; nothing where the submission or the reference does not run there."""
-Fits = Callable[[ScaledProblem], Awaitable[bool]]
-"""Whether a size is as little work as a replay has time for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +147,22 @@ async def where_loops_turn(
     unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
     findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]
     findings += short
+    tiles = _without_batch(await of_tiles(first, goal_of(wanted, graded[0]), graded[0], turns_at))
+    if len(tiles) > 1 and not any(_as_large(first, tiles, scaled) for scaled in known):
+        said = _NOT_AT_ONCE.format(" and ".join(str(value) for value in sorted(tiles)))
+        findings.append(Finding("turns", said, refused=False))
     return with_findings(verdict, findings)
+
+
+def _without_batch(tiles: Powers) -> Powers:
+    """All sizes but the last of three or more: that of a batch, where there is one, has several programs as it is."""
+    return dict(list(tiles.items())[:-1]) if len(tiles) > 2 else tiles
+
+
+def _as_large(first: ScaledProblem, powers: Powers, scaled: ScaledProblem) -> bool:
+    """Whether some published sizes are, at a size, at least doubled so many times."""
+    there = stretched(first, powers)
+    return all(largest_of(value, first, scaled) >= largest_of(value, first, there) for value in powers)
 
 
 def _few(loop: Loop, seen: int, most: int) -> Finding:
@@ -163,20 +173,13 @@ def _few(loop: Loop, seen: int, most: int) -> Finding:
 async def _sizes(
     first: ScaledProblem, wanted: Turns, graded: list[Turns], turns_at: TurnsAt, fits: Fits
 ) -> AsyncIterator[tuple[ScaledProblem, Turns]]:
-    """The sizes to grade, and how often loops turn there: one at which all do at once, or else some for some of them.
+    """The sizes to grade, and how often loops turn there: one at which as much as possible does at once, then some
+    for the rest.
 
     `graded`: at the sizes graded so far; the caller adds to it.
     """
-    for programs in PROGRAMS:
-        goal = goal_of(wanted, graded[0], programs)
-        if any(not few_of(goal, turns) for turns in graded):
-            return
-        powers, _ = await powers_for(first, goal, graded[0], turns_at)
-        for value, power in (await powers_alone(first, taken_apart(goal), graded[0], turns_at)).items():
-            powers[value] = max(power, powers.get(value, 0))
-        if powers and await fits(there := stretched(first, powers)):
-            yield there, await turns_at(there)
-            return
+    if (together := await _together(first, wanted, graded, turns_at, fits)) is not None:
+        yield together, await turns_at(together)
     for _ in range(MOST_SIZES):
         few = lacking(wanted, graded)
         goal = {loop: min(wanted[loop], loop.enough) for loop in few}
@@ -189,99 +192,32 @@ async def _sizes(
             return
 
 
-async def powers_for(
-    first: ScaledProblem, goal: Mapping[Loop, int], turns: Turns, turns_at: TurnsAt, steps: int = MOST_STEPS
-) -> tuple[dict[int, int], Turns]:
-    """How many times some published sizes have to be doubled, from the size graded first on, so that loops turn as
-    often as they have to, as far as they come to it; and how often they turn then.
-
-    Args:
-        first: The size graded first.
-        goal: How often loops have to turn.
-        turns: How often they do at that size.
-        turns_at: Asked about few sizes.
-        steps: How many published sizes may be larger at once.
-    """
-    powers: dict[int, int] = {}
-    for _ in range(steps):
-        few = few_of(goal, turns)
-        found = await _one_more(first, powers, goal, few, turns_at) if few else None
-        if found is None:
-            break
-        powers, turns = found
-    return powers, turns
+async def _together(
+    first: ScaledProblem, wanted: Turns, graded: Sequence[Turns], turns_at: TurnsAt, fits: Fits
+) -> ScaledProblem | None:
+    """The size at which the most turns often enough at once; None where all does at a size that was graded."""
+    best: tuple[int, ScaledProblem] | None = None
+    most = goal_of(wanted, graded[0])
+    for programs, often in LEVELS:
+        goal = goal_of(wanted, graded[0], programs, often)
+        if any(not few_of(goal, turns) for turns in graded):
+            return None
+        async for powers in _ways(first, goal, graded[0], turns_at, fits):
+            if not powers or not await fits(there := stretched(first, powers)):
+                continue
+            turns = await turns_at(there)
+            if not few_of(goal, turns):
+                return there
+            if best is None or len(few_of(most, turns)) < best[0]:
+                best = len(few_of(most, turns)), there
+    return None if best is None else best[1]
 
 
-async def powers_alone(
-    first: ScaledProblem, goal: Mapping[Loop, int], turns: Turns, turns_at: TurnsAt
-) -> dict[int, int]:
-    """How many times each published size has to be doubled so that what turns more often where it alone is larger than
-    at the size graded first turns as often as it has to."""
-    powers: dict[int, int] = {}
-    few = few_of(goal, turns)
-    for value, most in stretchable(first) if few else ():
-        if (found := await _least(first, {}, (value, most), goal, few, turns_at)) is not None:
-            powers[value], _ = found
-    return powers
-
-
-async def _one_more(
-    first: ScaledProblem,
-    powers: Mapping[int, int],
-    goal: Mapping[Loop, int],
-    few: Mapping[Loop, int],
-    turns_at: TurnsAt,
-) -> tuple[dict[int, int], Turns] | None:
-    """One published size more, doubled as often as it takes, with which some of few turns are more."""
-    for value, most in stretchable(first):
-        if value in powers:
-            continue
-        if (found := await _least(first, powers, (value, most), goal, few, turns_at)) is not None:
-            power, turns = found
-            return {**powers, value: power}, turns
-    return None
-
-
-async def _least(
-    first: ScaledProblem,
-    powers: Mapping[int, int],
-    size: tuple[int, int],
-    goal: Mapping[Loop, int],
-    few: Mapping[Loop, int],
-    turns_at: TurnsAt,
-) -> tuple[int, Turns] | None:
-    """How many times a published size has to be doubled beside others, at least, so that what turns more often where it
-    is as published does so as often as it has to, or as there; and all turns then. None where nothing does.
-
-    Args:
-        first: The size graded first.
-        powers: How many times the others are doubled.
-        size: The published size, and how many times it can be doubled.
-        goal: How often loops have to turn.
-        few: Those that turn less often, and how often they do.
-        turns_at: Asked about few sizes.
-    """
-    value, high = size
-    far = await turns_at(stretched(first, {**powers, value: high}))
-    more = {loop: min(far[loop], goal[loop]) for loop, turns in few.items() if far.get(loop, UNKNOWN) > turns}
-    if not more:
-        return None
-    low, found = 1, far
-    growing: dict[Loop, int] = {}
-    guess = high + 1 - _spare(far, more).bit_length()
-    while low < high and all(-(-found[loop] // 2) >= enough for loop, enough in growing.items()):
-        middle = min(max(guess, low), high - 1)
-        turns = await turns_at(stretched(first, {**powers, value: middle}))
-        if all(turns.get(loop, UNKNOWN) >= enough for loop, enough in more.items()):
-            high, found = middle, turns
-            growing = {loop: enough for loop, enough in more.items() if turns[loop] < far[loop]}
-            guess = high - max(_spare(found, growing).bit_length() - 1, 1) if growing else (low + high) // 2
-        else:
-            low, guess = middle + 1, (middle + 1 + high) // 2
-    return high, found
-
-
-def _spare(turns: Turns, goal: Mapping[Loop, int]) -> int:
-    """How many times as often as they have to loops turn, at least; what grows with a size does so in proportion, as a
-    rule, so that the size can be about as many times smaller."""
-    return max(min(turns[loop] // enough for loop, enough in goal.items()), 1)
+async def _ways(
+    first: ScaledProblem, goal: Turns, turns: Turns, turns_at: TurnsAt, fits: Fits
+) -> AsyncIterator[Powers]:
+    yield await at_once(first, goal, turns, turns_at)
+    yield await in_step(first, goal, turns, turns_at, fits)
+    tiles = await of_tiles(first, goal, turns, turns_at)
+    yield tiles
+    yield _without_batch(tiles)

@@ -175,13 +175,13 @@ def program_turns(turns: Turns) -> int:
     return min(sum(count * math.prod(looping.get(launch, ())) for launch, count in programs.items()), _MOST_TURNS)
 
 
-def goal_of(wanted: Turns, first: Turns, programs: int = ENOUGH_PROGRAMS) -> dict[Loop, int]:
+def goal_of(wanted: Turns, first: Turns, programs: int = ENOUGH_PROGRAMS, often: int = MOST) -> dict[Loop, int]:
     """How often what is at the first size too has to turn to be told from what does so as often as at the published
-    size. `programs`: and launches, how many of them are told apart."""
+    size. `programs`: and launches, how many of them are told apart; `often`: and how many turns of loops."""
     goal = {}
     for loop, turns in wanted.items():
         if loop in first and turns != UNKNOWN:
-            goal[loop] = min(turns, loop.enough if loop.place >= 0 else programs)
+            goal[loop] = min(turns, often if loop.place >= 0 else programs)
     return goal
 
 
@@ -192,12 +192,18 @@ def lacking(wanted: Turns, graded: Sequence[Turns]) -> dict[Loop, int]:
     return few_of(goal_of(wanted, graded[0]), most)
 
 
-def taken_apart(goal: Turns) -> dict[Loop, int]:
-    """The axes of launches of whose program ids there is a quotient or remainder, and how many programs they are to
-    have: as a rule several sizes are in one axis, and how they are put together shows where none is small."""
+def taken_apart(goal: Turns, turns: Turns) -> dict[Loop, int]:
+    """The axes of launches of whose program ids there are quotients or remainders, and how many programs they have to
+    have: as a rule several sizes are in such an axis, and how they are put together shows where none is small. Those
+    are left out of which all is often enough. `turns`: at the size graded first."""
     apart = {(loop.text[:_DIGITS], loop.launch) for loop, often in goal.items() if loop.place <= SPLITS and often > 1}
+    few = {(loop.text[:_DIGITS], loop.launch) for loop in few_of(goal, turns) if loop.place < 0}
     axes = {loop: often for loop, often in goal.items() if LAUNCHES < loop.place < 0}
-    return {loop: often for loop, often in axes.items() if (loop.text, loop.launch) in apart}
+    return {
+        loop: often * max(turns.get(loop, 1), 1)
+        for loop, often in axes.items()
+        if (loop.text, loop.launch) in apart & few
+    }
 
 
 def few_of(goal: Turns, turns: Turns) -> dict[Loop, int]:
