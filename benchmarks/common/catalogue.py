@@ -147,7 +147,7 @@ async def idle_lateness_ms(config: GraderConfig, seconds: float) -> float:
 
 
 def report(submissions: Sequence[Submission], done: Pass, verbose: bool) -> list[bool]:
-    """Whether each verdict is one that the file accepts; those that are not are printed."""
+    """Whether each verdict is one that the file accepts; those that are not are printed, and how many there are."""
     good = []
     for submission, verdict in zip(submissions, done.verdicts, strict=True):
         accepted = submission.expect or ("ok",)
@@ -156,4 +156,6 @@ def report(submissions: Sequence[Submission], done: Pass, verbose: bool) -> list
             mark = "" if good[-1] else f"  <-- NOT AS EXPECTED {accepted}"
             said = f"{verdict.kind} {verdict.cheat} {verdict.stage} {verdict.message[:160]!r}" if verdict else "RAISED"
             print(f"{submission.id:36} {said}{mark}", file=sys.stderr, flush=True)
+    counted = f"{sum(good)} of {len(good)} as expected, {done.rewarded} ok, {done.limits_met} met a limit at first"
+    print(f"{counted}; {done.wall_s:.0f} s", file=sys.stderr, flush=True)
     return good
