@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from assay.kernels import prepared
 from assay.kernels.config import GraderConfig
+from assay.kernels.language.flow.turns import UNKNOWN
 from assay.kernels.problems.other_sizes import largest_of, stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
@@ -429,6 +430,17 @@ def test_a_loop_over_all_tiles_turns_twice_where_sizes_are_doubled_together() ->
     assert asyncio.run(at_once(first, goal, here, turns_at)) == {}, "no size alone is enough"
     there = stretched(first, asyncio.run(in_step(first, goal, here, turns_at, fits)))
     assert asyncio.run(turns_at(there)) == {loop: 2} and asyncio.run(fits(there))
+
+
+def test_a_loop_that_is_not_followed_at_first_may_not_turn_at_all() -> None:
+    first, loop = scale(problem(4096), 32), Loop("text", 0, 0, 1)
+
+    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        return {loop: 0 if classes_of(scaled) >= 4096 else UNKNOWN}
+
+    here = {loop: UNKNOWN}
+    powers, found = asyncio.run(powers_for(first, goal_of({loop: 0}, here), here, turns_at))
+    assert powers == {4096: 7} and found == {loop: 0}
 
 
 def classes_of(scaled: ScaledProblem) -> int:

@@ -164,6 +164,6 @@ async def _least(
 
 
 def _spare(turns: Turns, goal: Turns) -> int:
-    """How many times as often as they have to loops turn, at least; what grows with a size does so in proportion, as a
-    rule, so that the size can be about as many times smaller."""
-    return max(min(turns[loop] // enough for loop, enough in goal.items()), 1)
+    """Loops turn at least this many times as often as they have to. As a rule turns grow in proportion to a size, which
+    can then be about as many times smaller."""
+    return max(min(turns[loop] // max(enough, 1) for loop, enough in goal.items()), 1)
