@@ -53,7 +53,7 @@ PROGRAM: Form = "program"
 MOST_AGAIN = 2
 """Further draws on which a submission is graded that hangs on last bits. Two experts that score alike within last bits
 come by chance in any draw; a kernel that hangs on last bits does so in each."""
-VERSION = f"48.{TEXT_VERSION}"
+VERSION = f"49.{TEXT_VERSION}"
 """Raised with every change that may change a verdict."""
 
 

@@ -18,7 +18,7 @@ from assay.kernels.problems.scaling import ScaledProblem, scale
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import grading
 from assay.kernels.program.sizes.long import lengths, limit_of, longest
-from assay.kernels.program.sizes.powers import at_once, in_step, of_tiles, powers_for
+from assay.kernels.program.sizes.powers import apart, at_once, in_step, of_tiles, powers_for
 from assay.kernels.program.sizes.turns import (
     LAUNCHES,
     SPLITS,
@@ -409,6 +409,40 @@ def test_tiles_along_each_size_of_an_axis_are_several_at_once() -> None:
     found = {change.name: change.new for change in stretched(first, powers).scaling.changes}
     rows, columns = -(-found.get("batch_size", 64) // 16), -(-found["classes"] // 64)
     assert min(rows, columns) >= 3 and max(rows, columns) < 6, "tiles along both, and no more than it takes"
+
+
+@pytest.mark.parametrize(
+    ("classes", "powers", "found"),
+    [
+        (4096, {64: 1, 4096: 1}, {64: 1, 4096: 2}),
+        (4096, {64: 1, 4096: 7}, {64: 1, 4096: 7}),
+        (4096, {4096: 2}, {4096: 2}),
+        (32, {64: 1}, {64: 1}),
+    ],
+)
+def test_tiles_along_one_size_are_not_as_many_as_along_another(
+    classes: int, powers: dict[int, int], found: dict[int, int]
+) -> None:
+    """Each is as large as it has to be, so that there are as many along both, and no size grows beyond its own."""
+    first = scale(problem(classes), 32)
+
+    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        new = {change.name: change.new for change in scaled.scaling.changes}
+        rows, columns = new.get("batch_size", 64), -(-new.get("classes", classes) // 16)
+        return {Loop("a" * 32, -1, 0, 1): rows, Loop("a" * 32, -2, 0, 1): columns}
+
+    assert asyncio.run(apart(first, powers, turns_at)) == found
+
+
+def test_a_size_along_which_only_a_loop_runs_stays_as_it_is() -> None:
+    first = scale(problem(4096), 32)
+
+    async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        new = {change.name: change.new for change in scaled.scaling.changes}
+        loop = {Loop("a" * 32, 0, 0, 1): -(-new.get("classes", 4096) // 16)}
+        return {**loop, Loop("a" * 32, -1, 0, 1): new.get("batch_size", 64)}
+
+    assert asyncio.run(apart(first, {64: 1, 4096: 1}, turns_at)) == {64: 1, 4096: 1}
 
 
 def test_a_loop_over_all_tiles_turns_twice_where_sizes_are_doubled_together() -> None:

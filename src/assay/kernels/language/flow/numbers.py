@@ -17,6 +17,9 @@ Number = bool | int | float | str | None
 Known = Number | tuple["Known", ...]
 """None is what is not known."""
 LARGEST = 1 << 62
+_BITS = 64
+PARTS = frozenset({"//", "%", ">>", "&"})
+"""Operators that leave a part of a number, as of an id in whose axis there are tiles along several sizes."""
 _ROUNDED = {"tl.ceil": math.ceil, "tl.floor": math.floor, "libdevice.ceil": math.ceil, "libdevice.floor": math.floor}
 SAME = frozenset(
     {
@@ -85,12 +88,20 @@ def spread(value: int, most: int | None) -> int:
 
 
 def values_of(operator: str, left: Known, right: Known) -> int | None:
-    """How many values a quotient or a remainder has in a launch; None where it has one, or where that is not known."""
-    if operator not in ("//", "%") or not isinstance(left, Held) or left.most is None:
+    """How many values a part of a number has in a launch; None where it has one, or where that is not known."""
+    if not isinstance(left, Held) or left.most is None or not isinstance(right, int) or not 0 <= right < LARGEST:
         return None
-    if not isinstance(right, int) or right <= 0:
-        return None
-    return (left.most // right if operator == "//" else min(left.most, right - 1)) + 1
+    match operator:
+        case "//" if right:
+            return left.most // right + 1
+        case ">>" if right < _BITS:
+            return (left.most >> right) + 1
+        case "%" if right:
+            return min(left.most, right - 1) + 1
+        case "&" if right & (right + 1) == 0:
+            return min(left.most, right) + 1
+        case _:
+            return None
 
 
 def _most(operator: str, left: Known, right: Known) -> int | None:
@@ -108,7 +119,7 @@ def _most(operator: str, left: Known, right: Known) -> int | None:
             return one - (other if ends[1] is None else 0)
         case "*":
             return one * other
-        case "//" | "%" if (found := values_of(operator, left, right)) is not None:
+        case "//" | "%" | ">>" | "&" if (found := values_of(operator, left, right)) is not None:
             return found - 1
         case _:
             return None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from assay.kernels.language.flow.numbers import (
     LARGEST,
     OPTIONS,
+    PARTS,
     SAME,
     Known,
     Narrow,
@@ -85,7 +86,7 @@ _STEPS = 40_000
 
 
 class Split(NamedTuple):
-    """A quotient or a remainder of what varies: by these one axis of a grid has tiles along several."""
+    """A quotient or a remainder of what varies, or a shift or a mask: so one axis of a grid has tiles along several."""
 
     path: str
     number: int
@@ -164,7 +165,7 @@ class _Run:
         loops = (each for each in every if isinstance(each, For | While))
         parts = [part for each in every for value in own(each) for part in expressions(value)]
         calls = (part for part in parts if isinstance(part, Invoke))
-        splits = (part for part in parts if isinstance(part, Binary) and part.operator in ("//", "%"))
+        splits = (part for part in parts if isinstance(part, Binary) and part.operator in PARTS)
         self.numbers |= {id(each): number for found in (loops, calls, splits) for number, each in enumerate(found)}
         before, self.inside = (self.inside, self.line, self.over), function.key
         for parameter in function.parameters:

@@ -2,11 +2,13 @@
 
     powers = await at_once(first, goal, turns, turns_at)
     powers = await in_step(first, goal, turns, turns_at, fits)
+    powers = await apart(first, powers, turns_at)
     scaled = stretched(first, powers)
 
 `at_once` makes as few sizes larger as it can, each as little as it can. That is the least work as a rule, and not where
 a loop turns once more only if several sizes are large, as one over all tiles by few programs does: one size would be as
-published, and the others small. `in_step` doubles these sizes together.
+published, and the others small. `in_step` doubles these sizes together. Where each is as large as it has to be, there
+are about as many tiles along one as along another: `apart` makes their numbers differ.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from assay.kernels.language.flow.turns import UNKNOWN
 from assay.kernels.problems.other_sizes import stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem
-from assay.kernels.program.sizes.turns import Loop, Turns, few_of, taken_apart
+from assay.kernels.program.sizes.turns import LAUNCHES, Loop, Turns, few_of, taken_apart
 
 MOST_STEPS = 4
 """Published sizes that are larger at once."""
@@ -86,6 +88,30 @@ async def of_tiles(first: ScaledProblem, goal: Turns, turns: Turns, turns_at: Tu
         if (found := await _least(first, {}, (value, most), axes, few, turns_at)) is not None:
             powers[value], _ = found
     return powers
+
+
+async def apart(first: ScaledProblem, powers: Powers, turns_at: TurnsAt) -> dict[int, int]:
+    """The same sizes, of which every other one that makes programs is doubled once more: a kernel that takes the number
+    of tiles along one for that along another is right where the two are equal.
+
+    Args:
+        first: The size graded first.
+        powers: Of several sizes.
+        turns_at: Asked once about each size, and once about all.
+    """
+    there = await turns_at(stretched(first, powers))
+    making = {}
+    for value, most in stretchable(first):
+        without = await turns_at(stretched(first, {**powers, value: 0})) if value in powers else {}
+        if any(LAUNCHES < loop.place < 0 and often < there.get(loop, often) for loop, often in without.items()):
+            making[value] = most
+    larger = sorted(without_batch(making))[1::2]  # of two that with more tiles as published
+    return {**powers, **{value: min(powers[value] + 1, making[value]) for value in larger}}
+
+
+def without_batch(powers: Powers) -> Powers:
+    """All sizes but the last of three or more: that of a batch, where there is one, has several programs as it is."""
+    return dict(list(powers.items())[:-1]) if len(powers) > 2 else powers
 
 
 def _larger(one: Powers, other: Powers) -> dict[int, int]:

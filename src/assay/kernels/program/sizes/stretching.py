@@ -21,7 +21,17 @@ from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
 from assay.kernels.program.sizes.long import MOST_ELEMENTS, lengths, limit_of, longest
-from assay.kernels.program.sizes.powers import Fits, Powers, TurnsAt, at_once, in_step, of_tiles, powers_for
+from assay.kernels.program.sizes.powers import (
+    Fits,
+    Powers,
+    TurnsAt,
+    apart,
+    at_once,
+    in_step,
+    of_tiles,
+    powers_for,
+    without_batch,
+)
 from assay.kernels.program.sizes.turns import (
     ENOUGH_PROGRAMS,
     WRAPS,
@@ -147,16 +157,11 @@ async def where_loops_turn(
     unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
     findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]
     findings += short
-    tiles = _without_batch(await of_tiles(first, goal_of(wanted, graded[0]), graded[0], turns_at))
+    tiles = without_batch(await of_tiles(first, goal_of(wanted, graded[0]), graded[0], turns_at))
     if len(tiles) > 1 and not any(_as_large(first, tiles, scaled) for scaled in known):
         said = _NOT_AT_ONCE.format(" and ".join(str(value) for value in sorted(tiles)))
         findings.append(Finding("turns", said, refused=False))
     return with_findings(verdict, findings)
-
-
-def _without_batch(tiles: Powers) -> Powers:
-    """All sizes but the last of three or more: that of a batch, where there is one, has several programs as it is."""
-    return dict(list(tiles.items())[:-1]) if len(tiles) > 2 else tiles
 
 
 def _as_large(first: ScaledProblem, powers: Powers, scaled: ScaledProblem) -> bool:
@@ -202,7 +207,7 @@ async def _together(
         goal = goal_of(wanted, graded[0], programs, often)
         if any(not few_of(goal, turns) for turns in graded):
             return None
-        async for powers in _ways(first, goal, graded[0], turns_at, fits):
+        async for powers in _apart_if_that_fits(first, _ways(first, goal, graded[0], turns_at, fits), turns_at):
             if not powers or not await fits(there := stretched(first, powers)):
                 continue
             turns = await turns_at(there)
@@ -213,6 +218,16 @@ async def _together(
     return None if best is None else best[1]
 
 
+async def _apart_if_that_fits(
+    first: ScaledProblem, ways: AsyncIterator[Powers], turns_at: TurnsAt
+) -> AsyncIterator[Powers]:
+    """Each of some ways to make sizes larger, after one in which numbers of tiles differ."""
+    async for powers in ways:
+        if len(powers) > 1 and (unlike := await apart(first, powers, turns_at)) != powers:
+            yield unlike
+        yield powers
+
+
 async def _ways(
     first: ScaledProblem, goal: Turns, turns: Turns, turns_at: TurnsAt, fits: Fits
 ) -> AsyncIterator[Powers]:
@@ -220,4 +235,4 @@ async def _ways(
     yield await in_step(first, goal, turns, turns_at, fits)
     tiles = await of_tiles(first, goal, turns, turns_at)
     yield tiles
-    yield _without_batch(tiles)
+    yield without_batch(tiles)
