@@ -14,11 +14,11 @@ from assay.kernels import prepared
 from assay.kernels.config import GraderConfig
 from assay.kernels.language.flow.turns import UNKNOWN
 from assay.kernels.problems.other_sizes import largest_of, stretchable, stretched
-from assay.kernels.problems.scaling import ScaledProblem, scale
+from assay.kernels.problems.scaling import ScaledProblem, scale, unscaled
 from assay.kernels.problems.sources import Problem, make_problem
 from assay.kernels.program import grading
 from assay.kernels.program.sizes.long import lengths, limit_of, longest
-from assay.kernels.program.sizes.powers import apart, at_once, in_step, of_tiles, powers_for
+from assay.kernels.program.sizes.powers import MOST_APART, apart, at_once, in_step, of_tiles, powers_for
 from assay.kernels.program.sizes.turns import (
     LAUNCHES,
     SPLITS,
@@ -411,27 +411,38 @@ def test_tiles_along_each_size_of_an_axis_are_several_at_once() -> None:
     assert min(rows, columns) >= 3 and max(rows, columns) < 6, "tiles along both, and no more than it takes"
 
 
-@pytest.mark.parametrize(
-    ("classes", "powers", "found"),
-    [
-        (4096, {64: 1, 4096: 1}, {64: 1, 4096: 2}),
-        (4096, {64: 1, 4096: 7}, {64: 1, 4096: 7}),
-        (4096, {4096: 2}, {4096: 2}),
-        (32, {64: 1}, {64: 1}),
-    ],
-)
-def test_tiles_along_one_size_are_not_as_many_as_along_another(
-    classes: int, powers: dict[int, int], found: dict[int, int]
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("rows_of_a_block", [1, 2, 4])
+@pytest.mark.parametrize("columns_of_a_block", [16, 32, 33, 64, 128, 256, 1024])
+def test_there_are_more_tiles_along_the_size_that_has_more_as_published(
+    rows_of_a_block: int, columns_of_a_block: int, axes: int
 ) -> None:
-    """Each is as large as it has to be, so that there are as many along both, and no size grows beyond its own."""
-    first = scale(problem(classes), 32)
+    """Each size is as large as it has to be, and then there may be as many along both."""
+    first = scale(problem(4096), 32)
+
+    def tiles_at(scaled: ScaledProblem) -> tuple[int, int]:
+        new = {change.name: change.new for change in scaled.scaling.changes}
+        return -(-new.get("batch_size", 64) // rows_of_a_block), -(-new.get("classes", 4096) // columns_of_a_block)
 
     async def turns_at(scaled: ScaledProblem) -> Mapping[Loop, int]:
-        new = {change.name: change.new for change in scaled.scaling.changes}
-        rows, columns = new.get("batch_size", 64), -(-new.get("classes", classes) // 16)
-        return {Loop("a" * 32, -1, 0, 1): rows, Loop("a" * 32, -2, 0, 1): columns}
+        rows, columns = tiles_at(scaled)
+        grid = (rows, columns) if axes == 2 else (rows * columns,)
+        return {Loop("a" * 32, -1 - axis, 0, 1): count for axis, count in enumerate(grid)}
 
-    assert asyncio.run(apart(first, powers, turns_at)) == found
+    powers = {
+        64: next(power for power in range(9) if tiles_at(stretched(first, {64: power}))[0] >= 3),
+        4096: next(power for power in range(9) if tiles_at(stretched(first, {4096: power}))[1] >= 3),
+    }
+    here = asyncio.run(turns_at(first))
+    found = asyncio.run(apart(first, powers, here, turns_at))
+    (few, rows), (many, columns) = zip(
+        tiles_at(unscaled(first.problem)), tiles_at(stretched(first, found)), strict=True
+    )
+    if axes == 2 or sum(here.values()) == 1:
+        assert (rows > columns) - (rows < columns) == (few > many) - (few < many) or few == many
+    else:  # tiles along one size alone are not known
+        assert rows != columns or found == powers
+    assert all(powers[value] <= found[value] <= powers[value] + MOST_APART for value in powers)
 
 
 def test_a_size_along_which_only_a_loop_runs_stays_as_it_is() -> None:
@@ -442,7 +453,12 @@ def test_a_size_along_which_only_a_loop_runs_stays_as_it_is() -> None:
         loop = {Loop("a" * 32, 0, 0, 1): -(-new.get("classes", 4096) // 16)}
         return {**loop, Loop("a" * 32, -1, 0, 1): new.get("batch_size", 64)}
 
-    assert asyncio.run(apart(first, {64: 1, 4096: 1}, turns_at)) == {64: 1, 4096: 1}
+    async def runs_only_first(scaled: ScaledProblem) -> Mapping[Loop, int]:
+        return await turns_at(scaled) if scaled.code == first.code else {}
+
+    here = asyncio.run(turns_at(first))
+    for asked in (turns_at, runs_only_first):
+        assert asyncio.run(apart(first, {64: 1, 4096: 1}, here, asked)) == {64: 1, 4096: 1}
 
 
 def test_a_loop_over_all_tiles_turns_twice_where_sizes_are_doubled_together() -> None:
@@ -487,6 +503,16 @@ def test_only_what_was_made_smaller_is_stretched() -> None:
     found = stretched(first, {4096: 3})
     assert {change.name: change.new for change in found.scaling.changes} == {"batch_size": 2, "classes": 256}
     assert found.scaling.rule == "stretched" and str(found.scaling) == "batch_size 64 -> 2, classes 4096 -> 256"
+
+
+def test_many_parts_of_ids_hide_no_loop() -> None:
+    parts = [["a", SPLITS - number, 0, 1, 2] for number in range(1 << 13)]
+    loop = ["a", 0, 0, 1, 3]
+    (found,) = turns_in(JobResult("ok", "", report={"turns": [[loop, *parts]]}), 1)
+    assert found[Loop("a", 0, 0, 1)] == 3 and len(found) == 1 << 12
+    assert turns_in(JobResult("ok", "", report={"turns": [[*parts, loop]]}), 1) == [{}], (
+        "it is said that this is not known"
+    )
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,17 @@ def grown(scaled: ScaledProblem) -> ScaledProblem | None:
 
 def stretchable(scaled: ScaledProblem) -> list[tuple[int, int]]:
     """Published sizes that were made smaller, and how many times they can be doubled at most; those of a batch last."""
-    known = _Integers.of(scaled)
-    of_batch = {each.value for each in known.now if each.of_batch}
+    known, of_batch = _Integers.of(scaled), sizes_of_batch(scaled)
     powers: dict[int, int] = {}
     for each, now in known.now.items():
         most = next(power for power in itertools.count() if _times(each.value, now, 2**power) == each.value)
         powers[each.value] = max(most, powers.get(each.value, 0))
     return sorted(((v, most) for v, most in powers.items() if most), key=lambda pair: (pair[0] in of_batch, -pair[0]))
+
+
+def sizes_of_batch(scaled: ScaledProblem) -> frozenset[int]:
+    """Published sizes of a batch that were made smaller."""
+    return frozenset(each.value for each in _Integers.of(scaled).now if each.of_batch)
 
 
 def largest_of(value: int, first: ScaledProblem, scaled: ScaledProblem) -> int:

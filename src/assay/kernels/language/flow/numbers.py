@@ -17,7 +17,7 @@ Number = bool | int | float | str | None
 Known = Number | tuple["Known", ...]
 """None is what is not known."""
 LARGEST = 1 << 62
-_BITS = 64
+_BITS = 63
 PARTS = frozenset({"//", "%", ">>", "&"})
 """Operators that leave a part of a number, as of an id in whose axis there are tiles along several sizes."""
 _ROUNDED = {"tl.ceil": math.ceil, "tl.floor": math.floor, "libdevice.ceil": math.ceil, "libdevice.floor": math.floor}
@@ -88,7 +88,10 @@ def spread(value: int, most: int | None) -> int:
 
 
 def values_of(operator: str, left: Known, right: Known) -> int | None:
-    """How many values a part of a number has in a launch; None where it has one, or where that is not known."""
+    """How many values a part of a number has in a launch; None where it is the same in all, or where that is not
+    known."""
+    if operator == "&" and not isinstance(left, Held):
+        left, right = right, left
     if not isinstance(left, Held) or left.most is None or not isinstance(right, int) or not 0 <= right < LARGEST:
         return None
     match operator:
@@ -195,7 +198,7 @@ def _of_two(operator: str, left: Known, right: Known) -> Known:
 def _of_bits(operator: str, left: int, right: int) -> Known:
     if operator in ("&", "|", "^"):
         return left & right if operator == "&" else left | right if operator == "|" else left ^ right
-    if not 0 <= right < 63:
+    if not 0 <= right < _BITS:
         return None
     if operator == "**":
         return left**right if left.bit_length() * right < 63 else None

@@ -86,7 +86,7 @@ _STEPS = 40_000
 
 
 class Split(NamedTuple):
-    """A quotient or a remainder of what varies, or a shift or a mask: so one axis of a grid has tiles along several."""
+    """A part of a number that varies (`//`, `%`, `>>`, `&`): how one axis of a grid has tiles along several sizes."""
 
     path: str
     number: int
@@ -330,7 +330,7 @@ class _Run:
                 return None
 
     def note_values(self, each: Expression | Whole, count: int | None) -> None:
-        """Note how many values a quotient or remainder has, where it is sure to be computed."""
+        """Note how many values a part of a number has, where it is sure to be computed."""
         if count is not None and self.sure:
             place = Split(self.path, self.numbers[id(each)], self.line)
             self.found.values[place] = max(count, self.found.values.get(place, 0))

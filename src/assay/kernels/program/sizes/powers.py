@@ -2,7 +2,7 @@
 
     powers = await at_once(first, goal, turns, turns_at)
     powers = await in_step(first, goal, turns, turns_at, fits)
-    powers = await apart(first, powers, turns_at)
+    powers = await apart(first, powers, turns, turns_at)
     scaled = stretched(first, powers)
 
 `at_once` makes as few sizes larger as it can, each as little as it can. That is the least work as a rule, and not where
@@ -14,14 +14,18 @@ are about as many tiles along one as along another: `apart` makes their numbers 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 
 from assay.kernels.language.flow.turns import UNKNOWN
-from assay.kernels.problems.other_sizes import stretchable, stretched
+from assay.kernels.problems.other_sizes import sizes_of_batch, stretchable, stretched
 from assay.kernels.problems.scaling import ScaledProblem
 from assay.kernels.program.sizes.turns import LAUNCHES, Loop, Turns, few_of, taken_apart
 
 MOST_STEPS = 4
 """Published sizes that are larger at once."""
+
+MOST_APART = 2
+"""Times that a size is doubled on, for there to be more tiles along it than along another."""
 
 TurnsAt = Callable[[ScaledProblem], Awaitable[Turns]]
 """How often loops turn at a size; nothing where the submission or the reference does not run there."""
@@ -90,28 +94,51 @@ async def of_tiles(first: ScaledProblem, goal: Turns, turns: Turns, turns_at: Tu
     return powers
 
 
-async def apart(first: ScaledProblem, powers: Powers, turns_at: TurnsAt) -> dict[int, int]:
-    """The same sizes, of which every other one that makes programs is doubled once more: a kernel that takes the number
-    of tiles along one for that along another is right where the two are equal.
+async def apart(first: ScaledProblem, powers: Powers, turns: Turns, turns_at: TurnsAt) -> dict[int, int]:
+    """The same sizes, doubled on where there are no more tiles along one than along another that has fewer of them as
+    published: a kernel that takes one number for the other is right where the two are equal.
 
     Args:
         first: The size graded first.
         powers: Of several sizes.
-        turns_at: Asked once about each size, and once about all.
+        turns: How often loops turn at the size graded first.
+        turns_at: Asked about each size alone, as it is and as published.
     """
-    there = await turns_at(stretched(first, powers))
-    making = {}
-    for value, most in stretchable(first):
-        without = await turns_at(stretched(first, {**powers, value: 0})) if value in powers else {}
-        if any(LAUNCHES < loop.place < 0 and often < there.get(loop, often) for loop, often in without.items()):
-            making[value] = most
-    larger = sorted(without_batch(making))[1::2]  # of two that with more tiles as published
-    return {**powers, **{value: min(powers[value] + 1, making[value]) for value in larger}}
+    most, found = dict(stretchable(first)), dict(powers)
+    tiles = [each for value in powers if (each := await _tiles(first, value, powers, turns, turns_at)) is not None]
+    if len(tiles) > 2:  # a batch has several programs as it is
+        tiles = [each for each in tiles if each.value not in sizes_of_batch(first)]
+    there = dict[int, int]()
+    for each in sorted(tiles, key=lambda each: each.published):
+        shared = sum(other.axis == each.axis for other in tiles) > 1  # and then may be counted twice
+        times = min(turns[each.axis], 2) if shared else 1
+        fewer = max((there[other.value] for other in tiles if other.published < each.published), default=0)
+        there[each.value] = each.now
+        enough = min(found[each.value] + MOST_APART, most[each.value])
+        while there[each.value] <= fewer * times and found[each.value] < enough:
+            found[each.value] += 1
+            there[each.value] *= 2
+    return found
 
 
-def without_batch(powers: Powers) -> Powers:
-    """All sizes but the last of three or more: that of a batch, where there is one, has several programs as it is."""
-    return dict(list(powers.items())[:-1]) if len(powers) > 2 else powers
+class _Tiles(NamedTuple):
+    """How many programs a size makes."""
+
+    value: int
+    axis: Loop
+    published: int
+    now: int
+    """Of a size as large as it is among others."""
+
+
+async def _tiles(first: ScaledProblem, value: int, powers: Powers, turns: Turns, turns_at: TurnsAt) -> _Tiles | None:
+    """How many programs a size alone makes along an axis; None of a size that makes none."""
+    far = await turns_at(stretched(first, {value: dict(stretchable(first))[value]}))
+    axes = (loop for loop, often in far.items() if LAUNCHES < loop.place < 0 and often > turns.get(loop, often))
+    if (axis := min(axes, default=None)) is None:
+        return None
+    now = (await turns_at(stretched(first, {value: powers[value]}))).get(axis, UNKNOWN)
+    return None if now == UNKNOWN else _Tiles(value, axis, far[axis], now)
 
 
 def _larger(one: Powers, other: Powers) -> dict[int, int]:

@@ -21,17 +21,7 @@ from assay.kernels.program.judging.findings import Finding
 from assay.kernels.program.judging.outcome import Attempt, Outcome
 from assay.kernels.program.sizes.given import OtherSizes, Size
 from assay.kernels.program.sizes.long import MOST_ELEMENTS, lengths, limit_of, longest
-from assay.kernels.program.sizes.powers import (
-    Fits,
-    Powers,
-    TurnsAt,
-    apart,
-    at_once,
-    in_step,
-    of_tiles,
-    powers_for,
-    without_batch,
-)
+from assay.kernels.program.sizes.powers import Fits, Powers, TurnsAt, apart, at_once, in_step, of_tiles, powers_for
 from assay.kernels.program.sizes.turns import (
     ENOUGH_PROGRAMS,
     WRAPS,
@@ -157,11 +147,16 @@ async def where_loops_turn(
     unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
     findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]
     findings += short
-    tiles = without_batch(await of_tiles(first, goal_of(wanted, graded[0]), graded[0], turns_at))
+    tiles = _without_batch(await of_tiles(first, goal_of(wanted, graded[0]), graded[0], turns_at))
     if len(tiles) > 1 and not any(_as_large(first, tiles, scaled) for scaled in known):
         said = _NOT_AT_ONCE.format(" and ".join(str(value) for value in sorted(tiles)))
         findings.append(Finding("turns", said, refused=False))
     return with_findings(verdict, findings)
+
+
+def _without_batch(tiles: Powers) -> Powers:
+    """All sizes but the last of three or more: that of a batch, where there is one, has several programs as it is."""
+    return dict(list(tiles.items())[:-1]) if len(tiles) > 2 else tiles
 
 
 def _as_large(first: ScaledProblem, powers: Powers, scaled: ScaledProblem) -> bool:
@@ -183,8 +178,12 @@ async def _sizes(
 
     `graded`: at the sizes graded so far; the caller adds to it.
     """
-    if (together := await _together(first, wanted, graded, turns_at, fits)) is not None:
-        yield together, await turns_at(together)
+    powers = await _together(first, wanted, graded, turns_at, fits)
+    for there in await _apart_first(first, powers, graded[0], turns_at, fits) if powers else ():
+        count = len(graded)
+        yield there, await turns_at(there)
+        if len(graded) > count:  # it said something
+            break
     for _ in range(MOST_SIZES):
         few = lacking(wanted, graded)
         goal = {loop: min(wanted[loop], loop.enough) for loop in few}
@@ -199,33 +198,34 @@ async def _sizes(
 
 async def _together(
     first: ScaledProblem, wanted: Turns, graded: Sequence[Turns], turns_at: TurnsAt, fits: Fits
-) -> ScaledProblem | None:
-    """The size at which the most turns often enough at once; None where all does at a size that was graded."""
-    best: tuple[int, ScaledProblem] | None = None
+) -> Powers | None:
+    """With which sizes the most turns often enough at once; None where all does at a size that was graded."""
+    best: tuple[int, Powers] | None = None
     most = goal_of(wanted, graded[0])
     for programs, often in LEVELS:
         goal = goal_of(wanted, graded[0], programs, often)
         if any(not few_of(goal, turns) for turns in graded):
             return None
-        async for powers in _apart_if_that_fits(first, _ways(first, goal, graded[0], turns_at, fits), turns_at):
+        async for powers in _ways(first, goal, graded[0], turns_at, fits):
             if not powers or not await fits(there := stretched(first, powers)):
                 continue
             turns = await turns_at(there)
             if not few_of(goal, turns):
-                return there
+                return powers
             if best is None or len(few_of(most, turns)) < best[0]:
-                best = len(few_of(most, turns)), there
+                best = len(few_of(most, turns)), powers
     return None if best is None else best[1]
 
 
-async def _apart_if_that_fits(
-    first: ScaledProblem, ways: AsyncIterator[Powers], turns_at: TurnsAt
-) -> AsyncIterator[Powers]:
-    """Each of some ways to make sizes larger, after one in which numbers of tiles differ."""
-    async for powers in ways:
-        if len(powers) > 1 and (unlike := await apart(first, powers, turns_at)) != powers:
-            yield unlike
-        yield powers
+async def _apart_first(
+    first: ScaledProblem, powers: Powers, turns: Turns, turns_at: TurnsAt, fits: Fits
+) -> list[ScaledProblem]:
+    """The size to grade; before it, one at which numbers of tiles differ as they do as published, if that fits."""
+    plain = stretched(first, powers)
+    unlike = await apart(first, powers, turns, turns_at) if len(powers) > 1 else powers
+    if unlike == powers or not await fits(larger := stretched(first, unlike)) or not await turns_at(larger):
+        return [plain]
+    return [larger, plain]
 
 
 async def _ways(
@@ -235,4 +235,4 @@ async def _ways(
     yield await in_step(first, goal, turns, turns_at, fits)
     tiles = await of_tiles(first, goal, turns, turns_at)
     yield tiles
-    yield without_batch(tiles)
+    yield _without_batch(tiles)

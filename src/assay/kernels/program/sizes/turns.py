@@ -38,8 +38,8 @@ LAUNCHES = -4
 WRAPS, BROKEN = -5, -6
 """Those of a line that makes a whole number which 32 bits do not hold, and of one whose promise numbers break."""
 SPLITS = -16
-"""That of the first quotient or remainder of a function, as by which one axis of a grid has tiles of several sizes; of
-further ones one less each."""
+"""That of the first part of a number (`//`, `%`, `>>`, `&`) in a function, by which one axis of a grid has tiles along
+several sizes; of further ones one less each."""
 ENOUGH_PROGRAMS = 2
 """How many programs, launches, and values of a quotient are told apart at least; of turns as many as are followed
 (`MOST`)."""
@@ -48,7 +48,7 @@ ENOUGH_PROGRAMS = 2
 @dataclass(frozen=True, slots=True, order=True)
 class Loop:
     """A loop by the text of its function and its place in it; or an axis of a kernel's launches, these alone, or a
-    quotient or remainder of program ids."""
+    part of program ids."""
 
     text: str
     place: int
@@ -68,14 +68,14 @@ class Loop:
         if self.place >= 0:
             return "turns of a loop"
         if self.place <= SPLITS:
-            return "values of a quotient or remainder of program ids or turns"
+            return "values of a part (//, %, >>, &) of program ids or turns"
         return (
             "launches of a kernel" if self.place == LAUNCHES else f"programs of a kernel along axis {-1 - self.place}"
         )
 
 
 _Counted = Place | Split | int
-"""What is counted of a launch: a loop, a quotient or remainder, or an axis."""
+"""What is counted of a launch: a loop, a part of a number, or an axis."""
 Turns = Mapping[Loop, int]
 """How often each loop turns at most; `UNKNOWN` where that is not known."""
 
@@ -86,8 +86,8 @@ def turns_job(texts: Sequence[str], limits: Limits) -> Job:
 
 
 def told_of(source: str) -> Json:
-    """What such a job tells: for each program text, module, place, line and turns of each loop."""
-    return [sorted(map(list, _of(text))) for text in json.loads(source)]
+    """What such a job tells: for each program text, module, place, line and turns of each loop, parts of ids last."""
+    return [sorted(map(list, _of(text)), key=lambda each: (each[1] <= SPLITS, each)) for text in json.loads(source)]
 
 
 def _of(text: str) -> Iterator[tuple[str, int, int, int, int]]:
@@ -146,9 +146,13 @@ def turns_in(result: JobResult, programs: int) -> list[Turns]:
 
 
 def _read(told: Json) -> Turns:
+    """What was told, but parts of ids beyond so much; nothing where anything else is beyond it."""
     loops = {}
-    for each in told[:_MOST_LOOPS] if isinstance(told, list) else ():
+    for number, each in enumerate(told if isinstance(told, list) else ()):
         match each:
+            case [str(), int(place), *_] if number >= _MOST_LOOPS:
+                if place > SPLITS:
+                    return {}
             case [str(text), int(place), int(launch), int(line), int(turns)]:
                 found = Loop(text[:_PATH], place, launch, min(max(line, 0), _MOST_LINES))
                 loops[found] = min(max(turns, UNKNOWN), _MOST_TURNS)
@@ -193,7 +197,7 @@ def lacking(wanted: Turns, graded: Sequence[Turns]) -> dict[Loop, int]:
 
 
 def taken_apart(goal: Turns, turns: Turns) -> dict[Loop, int]:
-    """The axes of launches of whose program ids there are quotients or remainders, and how many programs they have to
+    """The axes of launches whose program ids are taken apart, and how many programs they have to
     have: as a rule several sizes are in such an axis, and how they are put together shows where none is small. Those
     are left out of which all is often enough. `turns`: at the size graded first."""
     apart = {(loop.text[:_DIGITS], loop.launch) for loop, often in goal.items() if loop.place <= SPLITS and often > 1}
