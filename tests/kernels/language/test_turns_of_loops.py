@@ -216,6 +216,7 @@ def test_promises_that_numbers_break(line: str, broken: bool) -> None:
         ("k = (tl.program_id(0) >> 3) & 15", (500,), [16, 63]),
         ("k = tl.program_id(0) & 6", (500,), []),
         ("k = 7 & tl.program_id(0)", (500,), [8]),
+        ("k = (n - 93) & tl.program_id(0)", (500,), [8]),
         ("k = tl.program_id(0) >> 63", (500,), []),
         ("k = tl.program_id(0) >> -1", (500,), []),
         ("k = tl.program_id(0) & -1", (500,), []),

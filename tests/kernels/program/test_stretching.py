@@ -22,6 +22,7 @@ from assay.kernels.program.sizes.powers import MOST_APART, apart, at_once, in_st
 from assay.kernels.program.sizes.turns import (
     LAUNCHES,
     SPLITS,
+    WRAPS,
     Loop,
     goal_of,
     lacking,
@@ -505,14 +506,15 @@ def test_only_what_was_made_smaller_is_stretched() -> None:
     assert found.scaling.rule == "stretched" and str(found.scaling) == "batch_size 64 -> 2, classes 4096 -> 256"
 
 
-def test_many_parts_of_ids_hide_no_loop() -> None:
+def test_many_parts_of_ids_hide_no_loop_and_many_loops_no_wrong_number() -> None:
     parts = [["a", SPLITS - number, 0, 1, 2] for number in range(1 << 13)]
-    loop = ["a", 0, 0, 1, 3]
-    (found,) = turns_in(JobResult("ok", "", report={"turns": [[loop, *parts]]}), 1)
-    assert found[Loop("a", 0, 0, 1)] == 3 and len(found) == 1 << 12
-    assert turns_in(JobResult("ok", "", report={"turns": [[*parts, loop]]}), 1) == [{}], (
-        "it is said that this is not known"
-    )
+    loops = [["a", place, 0, 1, 3] for place in range(1 << 13)]
+    wrong = ["z", WRAPS, 0, 1, 1]
+    for told in ([*parts, loops[0]], [*parts, *loops, wrong]):
+        (found,) = turns_in(JobResult("ok", "", report={"turns": [told]}), 1)
+        assert found[Loop("a", 0, 0, 1)] == 3 and len(found) <= (1 << 12) + 1
+    assert found[Loop("z", WRAPS, 0, 1)] == 1
+    assert list(found.values()).count(UNKNOWN) == 1, "a loop that is left out is told"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def spread(value: int, most: int | None) -> int:
 def values_of(operator: str, left: Known, right: Known) -> int | None:
     """How many values a part of a number has in a launch; None where it is the same in all, or where that is not
     known."""
-    if operator == "&" and not isinstance(left, Held):
+    if operator == "&" and (not isinstance(left, Held) or left.most is None):
         left, right = right, left
     if not isinstance(left, Held) or left.most is None or not isinstance(right, int) or not 0 <= right < LARGEST:
         return None

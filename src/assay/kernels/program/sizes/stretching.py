@@ -118,7 +118,8 @@ async def where_loops_turn(
         stretched_so_far = [*verdict.evidence.get("stretched", []), scaled.scaling.to_json()]
         return with_calls(verdict, again, {"stretched": stretched_so_far})
 
-    async for scaled, turns in _sizes(first, wanted, graded, turns_at, sizes.fits):
+    together = await _together(first, wanted, graded, turns_at, sizes.fits)
+    async for scaled, turns in _sizes(first, wanted, graded, together, turns_at, sizes.fits):
         if (again := await graded_at(scaled, _FEW_TURNS)) is None:
             continue
         if not again.ok:
@@ -143,6 +144,11 @@ async def where_loops_turn(
             return again
         verdict = again
         graded.append(turns)
+    if (unlike := await _unlike(first, together, graded[0], known, turns_at, sizes.fits)) is not None:
+        again = await graded_at(unlike, _FEW_TURNS, long=True)
+        if again is not None and not again.ok:
+            return again
+        verdict = again or verdict
     findings = [_few(loop, seen, wanted[loop]) for loop, seen in sorted(lacking(wanted, graded).items())]
     unknown = sorted(loop for loop, turns in wanted.items() if turns == UNKNOWN)
     findings += [Finding("turns", _UNKNOWN, loop.line, refused=False) for loop in unknown]
@@ -171,19 +177,15 @@ def _few(loop: Loop, seen: int, most: int) -> Finding:
 
 
 async def _sizes(
-    first: ScaledProblem, wanted: Turns, graded: list[Turns], turns_at: TurnsAt, fits: Fits
+    first: ScaledProblem, wanted: Turns, graded: list[Turns], together: Powers, turns_at: TurnsAt, fits: Fits
 ) -> AsyncIterator[tuple[ScaledProblem, Turns]]:
     """The sizes to grade, and how often loops turn there: one at which as much as possible does at once, then some
     for the rest.
 
     `graded`: at the sizes graded so far; the caller adds to it.
     """
-    powers = await _together(first, wanted, graded, turns_at, fits)
-    for there in await _apart_first(first, powers, graded[0], turns_at, fits) if powers else ():
-        count = len(graded)
-        yield there, await turns_at(there)
-        if len(graded) > count:  # it said something
-            break
+    if together:
+        yield (scaled := stretched(first, together)), await turns_at(scaled)
     for _ in range(MOST_SIZES):
         few = lacking(wanted, graded)
         goal = {loop: min(wanted[loop], loop.enough) for loop in few}
@@ -198,14 +200,14 @@ async def _sizes(
 
 async def _together(
     first: ScaledProblem, wanted: Turns, graded: Sequence[Turns], turns_at: TurnsAt, fits: Fits
-) -> Powers | None:
-    """With which sizes the most turns often enough at once; None where all does at a size that was graded."""
+) -> Powers:
+    """With which sizes the most turns often enough at once; none where all does at a size that was graded."""
     best: tuple[int, Powers] | None = None
     most = goal_of(wanted, graded[0])
     for programs, often in LEVELS:
         goal = goal_of(wanted, graded[0], programs, often)
         if any(not few_of(goal, turns) for turns in graded):
-            return None
+            return {}
         async for powers in _ways(first, goal, graded[0], turns_at, fits):
             if not powers or not await fits(there := stretched(first, powers)):
                 continue
@@ -214,18 +216,24 @@ async def _together(
                 return powers
             if best is None or len(few_of(most, turns)) < best[0]:
                 best = len(few_of(most, turns)), powers
-    return None if best is None else best[1]
+    return {} if best is None else best[1]
 
 
-async def _apart_first(
-    first: ScaledProblem, powers: Powers, turns: Turns, turns_at: TurnsAt, fits: Fits
-) -> list[ScaledProblem]:
-    """The size to grade; before it, one at which numbers of tiles differ as they do as published, if that fits."""
-    plain = stretched(first, powers)
-    unlike = await apart(first, powers, turns, turns_at) if len(powers) > 1 else powers
-    if unlike == powers or not await fits(larger := stretched(first, unlike)) or not await turns_at(larger):
-        return [plain]
-    return [larger, plain]
+async def _unlike(
+    first: ScaledProblem,
+    together: Powers,
+    turns: Turns,
+    known: Sequence[ScaledProblem],
+    turns_at: TurnsAt,
+    fits: Fits,
+) -> ScaledProblem | None:
+    """A size at which numbers of tiles differ that may be equal at the one at which the most turns at once; None where
+    they differ there, where that was not graded, and where this does not fit."""
+    if len(together) < 2 or not any(_as_large(first, together, scaled) for scaled in known):
+        return None
+    if (powers := await apart(first, together, turns, turns_at)) == together:
+        return None
+    return scaled if await fits(scaled := stretched(first, powers)) else None
 
 
 async def _ways(

@@ -86,8 +86,8 @@ def turns_job(texts: Sequence[str], limits: Limits) -> Job:
 
 
 def told_of(source: str) -> Json:
-    """What such a job tells: for each program text, module, place, line and turns of each loop, parts of ids last."""
-    return [sorted(map(list, _of(text)), key=lambda each: (each[1] <= SPLITS, each)) for text in json.loads(source)]
+    """What such a job tells: for each program text, module, place, line and turns of each loop."""
+    return [sorted(map(list, _of(text))) for text in json.loads(source)]
 
 
 def _of(text: str) -> Iterator[tuple[str, int, int, int, int]]:
@@ -146,17 +146,17 @@ def turns_in(result: JobResult, programs: int) -> list[Turns]:
 
 
 def _read(told: Json) -> Turns:
-    """What was told, but parts of ids beyond so much; nothing where anything else is beyond it."""
-    loops = {}
-    for number, each in enumerate(told if isinstance(told, list) else ()):
+    """What was told: wrong numbers first, parts of ids last, up to so much, and of the first loop or axis beyond that
+    that it is not known."""
+    loops = dict[Loop, int]()
+    for each in told if isinstance(told, list) else ():
         match each:
-            case [str(), int(place), *_] if number >= _MOST_LOOPS:
-                if place > SPLITS:
-                    return {}
             case [str(text), int(place), int(launch), int(line), int(turns)]:
                 found = Loop(text[:_PATH], place, launch, min(max(line, 0), _MOST_LINES))
                 loops[found] = min(max(turns, UNKNOWN), _MOST_TURNS)
-    return loops
+    order = sorted(loops, key=lambda loop: (loop.place <= SPLITS, loop.place not in (WRAPS, BROKEN)))
+    left_out = [loop for loop in order[_MOST_LOOPS:] if loop.place > SPLITS][:1]
+    return {loop: loops[loop] for loop in order[:_MOST_LOOPS]} | dict.fromkeys(left_out, UNKNOWN)
 
 
 def only_there(wanted: Turns, graded: Sequence[Turns]) -> list[Loop]:
