@@ -199,6 +199,52 @@ def test_one_axis_may_have_tiles_along_several(bench: Bench, read: str, kind: st
     assert ("stretched" in verdict.evidence) if kind == "ok" else ("but not where they do more" in verdict.message)
 
 
+SCRATCH = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def squares(x, w, rows, columns, stride, SIDE: tl.constexpr):
+    i = tl.program_id(0) * SIDE + tl.arange(0, SIDE)[:, None]
+    j = tl.program_id(1) * SIDE + tl.arange(0, SIDE)[None, :]
+    v = tl.load(x + i * columns + j, mask=(i < rows) & (j < columns), other=0.0)
+    slot = w + (tl.program_id(0) * stride + tl.program_id(1)) * SIDE * SIDE
+    tl.store(slot + tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :], v * v)
+
+
+@triton.jit
+def placed(w, y, rows, columns, stride, SIDE: tl.constexpr):
+    i = tl.program_id(0) * SIDE + tl.arange(0, SIDE)[:, None]
+    j = tl.program_id(1) * SIDE + tl.arange(0, SIDE)[None, :]
+    slot = w + (tl.program_id(0) * stride + tl.program_id(1)) * SIDE * SIDE
+    v = tl.load(slot + tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :])
+    tl.store(y + i * columns + j, v, mask=(i < rows) & (j < columns))
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y, (rows, columns) = torch.empty_like(x), x.shape
+        down, across = triton.cdiv(rows, 64), triton.cdiv(columns, 64)
+        w = torch.empty(max(down, across) ** 2 * 64 * 64, device=x.device)
+        squares[(down, across)](x, w, rows, columns, {stride}, SIDE=64)
+        placed[(down, across)](w, y, rows, columns, {stride}, SIDE=64)
+        return y
+"""
+
+
+@needs_walls
+@pytest.mark.parametrize(("stride", "kind"), [("across", "ok"), ("down", "wrong")])
+def test_a_workspace_is_graded_at_unlike_numbers_of_tiles(bench: Bench, stride: str, kind: str) -> None:
+    """Any size at which there are as many tiles along both, or one along one of them, is right."""
+    text = SQUARES.format(classes=2048).replace("batch_size", "rows").replace("64", "1024")
+    verdict = bench.grade(make_problem(1, 1, "Squares", text, "test"), SCRATCH.format(stride=stride), QUICK)
+    assert verdict.kind == kind, verdict
+    assert kind == "ok" or "but not where they do more" in verdict.message
+
+
 LARGEST = """
 import torch
 import torch.nn as nn

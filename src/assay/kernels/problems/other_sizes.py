@@ -77,7 +77,8 @@ def grown(scaled: ScaledProblem) -> ScaledProblem | None:
 
 def stretchable(scaled: ScaledProblem) -> list[tuple[int, int]]:
     """Published sizes that were made smaller, and how many times they can be doubled at most; those of a batch last."""
-    known, of_batch = _Integers.of(scaled), sizes_of_batch(scaled)
+    known = _Integers.of(scaled)
+    of_batch = known.of_batch
     powers: dict[int, int] = {}
     for each, now in known.now.items():
         most = next(power for power in itertools.count() if _times(each.value, now, 2**power) == each.value)
@@ -87,7 +88,7 @@ def stretchable(scaled: ScaledProblem) -> list[tuple[int, int]]:
 
 def sizes_of_batch(scaled: ScaledProblem) -> frozenset[int]:
     """Published sizes of a batch that were made smaller."""
-    return frozenset(each.value for each in _Integers.of(scaled).now if each.of_batch)
+    return _Integers.of(scaled).of_batch
 
 
 def largest_of(value: int, first: ScaledProblem, scaled: ScaledProblem) -> int:
@@ -147,6 +148,11 @@ class _Integers:
         changes = tuple(Change(each.place, each.name, each.line, each.value, v, each.start) for each, v in new.items())
         edits = [(each, str(value)) for each, value in new.items()]
         return ScaledProblem(self.problem, edited(self.problem.code, edits), Scaling(rule, changes=changes))
+
+    @property
+    def of_batch(self) -> frozenset[int]:
+        """Published sizes of a batch."""
+        return frozenset(each.value for each in self.now if each.of_batch)
 
     @property
     def doubled(self) -> dict[Integer, int]:

@@ -105,9 +105,11 @@ async def apart(first: ScaledProblem, powers: Powers, turns: Turns, turns_at: Tu
         turns_at: Asked about each size alone, as it is and as published.
     """
     most, found = dict(stretchable(first)), dict(powers)
-    tiles = [each for value in powers if (each := await _tiles(first, value, powers, turns, turns_at)) is not None]
+    every = [await _tiles(first, value, (power, most[value]), turns, turns_at) for value, power in powers.items()]
+    tiles = [each for each in every if each is not None]
     if len(tiles) > 2:  # a batch has several programs as it is
-        tiles = [each for each in tiles if each.value not in sizes_of_batch(first)]
+        of_batch = sizes_of_batch(first)
+        tiles = [each for each in tiles if each.value not in of_batch]
     there = dict[int, int]()
     for each in sorted(tiles, key=lambda each: each.published):
         shared = sum(other.axis == each.axis for other in tiles) > 1  # and then may be counted twice
@@ -131,14 +133,16 @@ class _Tiles(NamedTuple):
     """Of a size as large as it is among others."""
 
 
-async def _tiles(first: ScaledProblem, value: int, powers: Powers, turns: Turns, turns_at: TurnsAt) -> _Tiles | None:
-    """How many programs a size alone makes along an axis; None of a size that makes none."""
-    far = await turns_at(stretched(first, {value: dict(stretchable(first))[value]}))
+async def _tiles(
+    first: ScaledProblem, value: int, powers: tuple[int, int], turns: Turns, turns_at: TurnsAt
+) -> _Tiles | None:
+    """How many programs a size alone makes along an axis; None of a size that makes none. `powers`: how many times it
+    is doubled among others, and as published."""
+    now, far = [await turns_at(stretched(first, {value: power})) for power in powers]
     axes = (loop for loop, often in far.items() if LAUNCHES < loop.place < 0 and often > turns.get(loop, often))
-    if (axis := min(axes, default=None)) is None:
+    if (axis := min(axes, default=None)) is None or axis not in now:
         return None
-    now = (await turns_at(stretched(first, {value: powers[value]}))).get(axis, UNKNOWN)
-    return None if now == UNKNOWN else _Tiles(value, axis, far[axis], now)
+    return _Tiles(value, axis, far[axis], now[axis])
 
 
 def _larger(one: Powers, other: Powers) -> dict[int, int]:

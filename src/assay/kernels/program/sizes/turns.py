@@ -197,9 +197,9 @@ def lacking(wanted: Turns, graded: Sequence[Turns]) -> dict[Loop, int]:
 
 
 def taken_apart(goal: Turns, turns: Turns) -> dict[Loop, int]:
-    """The axes of launches whose program ids are taken apart, and how many programs they have to
-    have: as a rule several sizes are in such an axis, and how they are put together shows where none is small. Those
-    are left out of which all is often enough. `turns`: at the size graded first."""
+    """The axes of launches whose program ids are taken apart, and how many programs they have to have: as a rule
+    several sizes are in such an axis, and how they are put together shows where none is small. Those are left out
+    of which all is often enough. `turns`: at the size graded first."""
     apart = {(loop.text[:_DIGITS], loop.launch) for loop, often in goal.items() if loop.place <= SPLITS and often > 1}
     few = {(loop.text[:_DIGITS], loop.launch) for loop in few_of(goal, turns) if loop.place < 0}
     axes = {loop: often for loop, often in goal.items() if LAUNCHES < loop.place < 0}
